@@ -1,0 +1,48 @@
+"""The inner loop. Everything else in this package prepares its arguments or uses its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradshare.inner import Tree, Update, Weights
+
+Losses = Callable[[Weights, int], Tensor]  # (fast weights, inner step) -> the support loss of every task, [tasks]
+
+
+def adapt(
+    start: Weights,  # {name: [*shape]}: the adapted weights, the same for all tasks
+    support_losses: Losses,
+    update: Update,  # a rule's `together` in meta-training, its `alone` in validation and test
+    learned: Tree,
+    memory: Tree,
+    tasks: int,
+    steps: int,
+    second_order: bool = True,
+) -> tuple[list[Weights], list[Any]]:
+    """Adapt to all tasks at once.
+
+    Returns the fast weights `{name: [tasks, *shape]}` after each step, and the rule's notes for its memory.
+    """
+    differentiable = torch.is_grad_enabled()
+    fast: Weights = {name: weight.expand(tasks, *weight.shape) for name, weight in start.items()}
+    trajectory: list[Weights] = []
+    notes: list[Any] = []
+    for step in range(steps):
+        with torch.enable_grad():
+            fast = {name: w if differentiable and w.requires_grad else w.detach().requires_grad_() for name, w in fast.items()}
+            # Tasks do not touch each other here, so the gradient of the sum is every task's own gradient.
+            gradients = torch.autograd.grad(
+                support_losses(fast, step).sum(),
+                list(fast.values()),
+                create_graph=differentiable and second_order,
+                materialize_grads=True,  # a weight that the loss does not use gets a zero gradient
+            )
+        direction, note = update(dict(zip(fast, gradients, strict=True)), learned, memory, step)
+        fast = {name: weight - direction[name] for name, weight in fast.items()}
+        trajectory.append(fast)
+        notes.append(note)
+    return trajectory, notes

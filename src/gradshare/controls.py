@@ -1,0 +1,70 @@
+"""The controls that a claim about sharing has to beat: other first links of the same chain.
+
+Sharing starts with sig(lam) = 1/2, so it also halves the weight of a task's own gradient, and lam is a learned step.
+Each control keeps one part of the method and leaves the rest out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gradshare.inner import InnerRule, Tree, Weights, without_memory
+from gradshare.sharing import NormScope, mix, normalised_sum, recall_shared, remember_shared, start_sharing
+
+
+@dataclass(frozen=True)
+class GateOnly:
+    """D[t] = (1 - sig(lam_k)) G[t]: a learned step for each inner step, nothing shared."""
+
+    def rule(self) -> InnerRule:
+        def init(weights: Weights, steps: int) -> Tree:
+            return {"lam": next(iter(weights.values())).new_zeros(steps)}
+
+        def apply(gradients: Weights, learned: Tree, step: int) -> Weights:
+            own = 1 - torch.sigmoid(learned["lam"][step])
+            return {name: own * gradient for name, gradient in gradients.items()}
+
+        return without_memory("sharing", init, apply)
+
+
+@dataclass(frozen=True)
+class BatchOnly:
+    """Sharing with sig(m) = 1: the concurrent tasks alone. At test, ghat is the last training batch's."""
+
+    norm: NormScope = "global"
+
+    def rule(self) -> InnerRule:
+        def init(weights: Weights, steps: int) -> tuple[Tree, Tree]:
+            learned, memory = start_sharing(weights, steps)
+            return {"lam": learned["lam"]}, memory
+
+        def together(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, Weights]:
+            fresh = normalised_sum(gradients, self.norm)
+            return mix(gradients, fresh, torch.sigmoid(learned["lam"][step])), fresh
+
+        return InnerRule("sharing", init, together, recall_shared, remember_shared)
+
+
+@dataclass(frozen=True)
+class MemoryOnly:
+    """Sharing with ghat_prev alone: earlier tasks, not the concurrent ones.
+
+    The memory still takes in each batch afterwards, with sig(m) = 1/2: m gets no gradient, so it is not learned.
+    """
+
+    norm: NormScope = "global"
+
+    def rule(self) -> InnerRule:
+        def init(weights: Weights, steps: int) -> tuple[Tree, Tree]:
+            learned, memory = start_sharing(weights, steps)
+            return {"lam": learned["lam"]}, memory
+
+        def together(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, Weights]:
+            fresh = normalised_sum(gradients, self.norm)
+            stored = {name: memory["ghat"][name][step] for name in fresh}
+            running = {name: torch.where(memory["seen"], (g + stored[name]) / 2, g) for name, g in fresh.items()}
+            return recall_shared(gradients, learned, memory, step)[0], running
+
+        return InnerRule("sharing", init, together, recall_shared, remember_shared)

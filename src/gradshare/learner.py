@@ -1,0 +1,180 @@
+"""A learner: a model, an inner rule and a loss, as pure functions of a MetaState."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import vmap
+
+from gradshare import tasked
+from gradshare.adapt import adapt
+from gradshare.episodes import Episodes
+from gradshare.inner import InnerRule, Tree, Weights
+
+Loss = Literal["cross_entropy", "mse"] | Callable[[Tensor, Tensor], Tensor]
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cross_entropy": F.cross_entropy, "mse": F.mse_loss}
+
+
+@dataclass
+class MetaState:
+    """Everything that meta-training changes, as nested dicts of tensors.
+
+    Attributes:
+        params: initial weights by their names in the module.
+        learned: what else the outer loop learns: `["sharing"]["m"]`, `["sharing"]["lam"]`, `["rates"]`, `["per_step"]`.
+        memory: `["sharing"]["ghat"]` `{name: [steps, *shape]}` and `["sharing"]["seen"]`.
+    """
+
+    params: dict[str, Tensor]
+    learned: Tree = field(default_factory=dict)
+    memory: Tree = field(default_factory=dict)
+
+    def trainable(self) -> dict[str, Tensor]:
+        """What the outer optimiser moves, flat: `{"params/conv.weight": ..., "learned/sharing/m": ...}`."""
+        return {**flatten(self.params, "params"), **flatten(self.learned, "learned")}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors, flat, as a checkpoint holds them."""
+        return {**self.trainable(), **flatten(self.memory, "memory")}
+
+
+def flatten(tree: Tree, prefix: str) -> dict[str, Tensor]:
+    """Nested dicts of tensors as one dict with names joined by '/'."""
+    flat: dict[str, Tensor] = {}
+    for name, value in tree.items():
+        path = f"{prefix}/{name}"
+        flat.update(flatten(value, path) if isinstance(value, dict) else {path: value})
+    return flat
+
+
+class Outcome(NamedTuple):
+    """What one batch of tasks gives."""
+
+    loss: Tensor  # []: the outer loss, differentiable
+    losses: Tensor  # [tasks]: query loss after the last step, detached
+    accuracy: Tensor | None  # [tasks]: share of query examples classified right; None where targets are not classes
+    memory: Tree  # the memory for the next meta-iteration, detached
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A meta-learning algorithm bound to a model. Made by `gs.maml` and its siblings.
+
+    Example:
+        >>> import gradshare as gs
+        >>> learner = gs.maml(gs.Conv4(filters=8, image=(1, 28, 28)), steps=2)
+        >>> state = learner.init(seed=0)
+        >>> episodes = gs.load_dataset("glyphs").sample("train", gs.Shape(5, 1, 15), tasks=3, key=(0,))
+        >>> fast = learner.adapt(state, episodes.support_x, episodes.support_y)
+        >>> learner.predict(fast, episodes.query_x).shape
+        torch.Size([3, 75, 5])
+    """
+
+    module: nn.Module  # prepared by `tasked.prepare`
+    rule: InnerRule
+    steps: int
+    loss: Loss
+    adapted: tuple[str, ...]  # names of the weights that the inner loop moves
+    per_step: tuple[str, ...] = ()  # names of weights, not adapted, that have one meta-learned value per inner step
+    step_weights: tuple[float, ...] = ()  # weight of the query loss after each inner step; empty: the last step alone
+    schedule: Callable[[int], dict[str, object]] | None = None  # epoch -> fields that differ in that epoch
+    final_outer_rate: float = 1.0  # where a cosine takes the outer rate over the run, as a share of its start
+
+    def at(self, epoch: int) -> Learner:
+        """The learner as it is in one epoch of training (MAML++ changes over time; the others do not)."""
+        if self.schedule is None:
+            return self
+        return Learner(**{**self.__dict__, **self.schedule(epoch)})
+
+    def to(self, device: torch.device | str) -> Learner:
+        """The same learner with the model's constants on another device."""
+        return Learner(**{**self.__dict__, "module": tasked.prepare(self.module).to(device)})
+
+    def init(self, seed: int | None = None) -> MetaState:
+        """The state before training.
+
+        Args:
+            seed: initialise a model that can do so (one with a method `initialise(generator)`, as ours) with this seed.
+                Any other model keeps the weights it has; so do all with `seed=None`.
+        """
+        module = self.module
+        if seed is not None and hasattr(module, "initialise"):
+            module = tasked.prepare(module)
+            module.initialise(torch.Generator(next(module.parameters()).device).manual_seed(seed))
+        weights = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
+        learned, memory = self.rule.init({name: weights[name] for name in self.adapted}, self.steps)
+        if self.per_step:
+            learned["per_step"] = {name: torch.stack([weights.pop(name)] * self.steps) for name in self.per_step}
+        state = MetaState(weights, learned, memory)
+        for tensor in state.trainable().values():
+            tensor.requires_grad_()
+        return state
+
+    def outer_loss(self, state: MetaState, episodes: Episodes) -> Outcome:
+        """The loss on the query sets after adapting to the support sets, differentiable in the state (equation 5).
+
+        Reads the memory of `state` and returns the next one; changes nothing.
+        """
+        trajectory, notes = self._adapt(state, episodes.support_x, episodes.support_y, training=True)
+        weights = self.step_weights or (0.0,) * (self.steps - 1) + (1.0,)
+        total: Tensor | float = 0.0
+        for step, weight in enumerate(weights):
+            if weight or step == self.steps - 1:
+                logits = self._forward(state, trajectory[step], step, episodes.query_x)
+                losses = self._losses(logits, episodes.query_y)
+                total = total + weight * losses.mean()
+        assert isinstance(total, Tensor)
+        memory = self.rule.remember(state.memory, notes)
+        return Outcome(total, losses.detach(), accuracy(logits, episodes.query_y), memory)
+
+    def adapt(self, state: MetaState, support_x: Tensor, support_y: Tensor) -> dict[str, Tensor]:
+        """Adapt to new tasks, each for itself; return all weights that `predict` needs, `{name: [tasks, *shape]}`.
+
+        Reads the memory and never writes it.
+        """
+        trajectory, _ = self._adapt(state, support_x, support_y, training=False)
+        tasks, shared = len(support_x), self._shared(state, self.steps - 1)
+        return {**{name: w.expand(tasks, *w.shape) for name, w in shared.items()}, **trajectory[-1]}
+
+    def predict(self, fast: Weights, query_x: Tensor) -> Tensor:  # [tasks, n, ways]
+        """Apply adapted weights to new inputs of the same tasks."""
+        return tasked.forward(self.module, fast, {}, query_x)
+
+    def _adapt(self, state: MetaState, x: Tensor, y: Tensor, training: bool) -> tuple[list[Weights], list[object]]:
+        return adapt(
+            {name: state.params[name] for name in self.adapted},
+            lambda fast, step: self._losses(self._forward(state, fast, step, x), y),
+            self.rule.together if training else self.rule.alone,
+            state.learned,
+            state.memory,
+            tasks=len(x),
+            steps=self.steps,
+            second_order=self.rule.second_order,
+        )
+
+    def _shared(self, state: MetaState, step: int) -> dict[str, Tensor]:
+        """Weights that are not adapted, as they are at one inner step."""
+        fixed = {name: weight for name, weight in state.params.items() if name not in self.adapted}
+        return fixed | {name: values[step] for name, values in state.learned.get("per_step", {}).items()}
+
+    def _forward(self, state: MetaState, fast: Weights, step: int, x: Tensor) -> Tensor:
+        return tasked.forward(self.module, fast, self._shared(state, step), x)
+
+    def _losses(self, logits: Tensor, targets: Tensor) -> Tensor:  # [tasks]
+        loss = LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
+        losses = vmap(loss)(logits, targets)
+        if losses.shape != (len(logits),):
+            raise ValueError(f"the loss of one task must be a single number, not of shape {list(losses.shape[1:])}")
+        return losses
+
+
+def accuracy(logits: Tensor, targets: Tensor) -> Tensor | None:  # [tasks]
+    """Share of the examples classified right; None where the targets are not classes."""
+    if targets.is_floating_point() or logits.dim() != targets.dim() + 1:
+        return None
+    return (logits.detach().argmax(-1) == targets).to(logits.dtype).mean(-1)

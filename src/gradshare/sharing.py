@@ -1,0 +1,109 @@
+"""Gradient sharing: equations 1-4 of Chang & Lipson, as the first link of any inner loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gradshare.inner import InnerRule, Tree, Weights
+
+NormScope = Literal["global", "tensor"]
+
+
+@dataclass(frozen=True)
+class GradientSharing:
+    """The paper's method, as an argument to any algorithm.
+
+    Args:
+        norm: what the normalised mean gradient has length one over: `"global"`, all adapted weights together (the
+            literal reading of equation 1), or `"tensor"`, each weight tensor for itself.
+
+    Example:
+        >>> import gradshare as gs
+        >>> learner = gs.maml(gs.Conv4(filters=8, image=(1, 28, 28)), sharing=gs.GradientSharing(norm="tensor"))
+        >>> learner.init(seed=0).learned["sharing"]["m"].shape
+        torch.Size([5])
+    """
+
+    norm: NormScope = "global"
+
+    def __post_init__(self) -> None:
+        if self.norm not in ("global", "tensor"):
+            raise ValueError(f"norm is 'global' or 'tensor', not {self.norm!r}")
+
+    def rule(self) -> InnerRule:
+        return share_gradients(self.norm)
+
+
+def share_gradients(norm: NormScope = "global") -> InnerRule:
+    r"""Mix the running mean of the normalised task gradients into every task's step.
+
+    With G[t] task t's gradient at inner step k and sig the sigmoid,
+
+        g    = sum_t G[t] / || sum_t G[t] ||                  (1)
+        ghat = g                at the first meta-iteration    (2)
+        ghat = sig(m_k) g + (1 - sig(m_k)) ghat_prev           (3)
+        D[t] = sig(lam_k) ghat + (1 - sig(lam_k)) G[t]         (4)
+
+    m and lam (shape [steps], zeros at the start) are meta-learned; ghat_prev is a constant. At test, tasks see the
+    ghat stored in training and not each other; before any training there is none, and D[t] = G[t].
+    """
+
+    def together(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, Weights]:
+        keep_new = torch.sigmoid(learned["m"][step])
+        fresh = normalised_sum(gradients, norm)
+        running = {
+            name: torch.where(memory["seen"], keep_new * g + (1 - keep_new) * memory["ghat"][name][step], g)
+            for name, g in fresh.items()
+        }
+        return mix(gradients, running, torch.sigmoid(learned["lam"][step])), running
+
+    return InnerRule("sharing", start_sharing, together, recall_shared, remember_shared)
+
+
+def start_sharing(weights: Weights, steps: int) -> tuple[Tree, Tree]:
+    """m and lam at zero, and an empty memory."""
+    like = next(iter(weights.values()))
+    learned = {"m": like.new_zeros(steps), "lam": like.new_zeros(steps)}
+    ghat = {name: weight.new_zeros((steps, *weight.shape)) for name, weight in weights.items()}
+    return learned, {"ghat": ghat, "seen": torch.zeros((), dtype=torch.bool, device=like.device)}
+
+
+def recall_shared(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, None]:
+    """Algorithm 2: equation 4 with the stored running mean; without one, the task's own gradient."""
+    stored = {name: memory["ghat"][name][step] for name in gradients}
+    mixed = mix(gradients, stored, torch.sigmoid(learned["lam"][step]))
+    return {name: torch.where(memory["seen"], mixed[name], own) for name, own in gradients.items()}, None
+
+
+def remember_shared(memory: Tree, notes: list[Weights]) -> Tree:
+    """The running means of all inner steps, as constants for the next meta-iteration."""
+    ghat = {name: torch.stack([note[name].detach() for note in notes]) for name in memory["ghat"]}
+    return {"ghat": ghat, "seen": torch.ones_like(memory["seen"])}
+
+
+def mix(gradients: Weights, shared: Weights, gate: Tensor) -> Weights:
+    """Equation 4."""
+    return {name: gate * shared[name] + (1 - gate) * gradient for name, gradient in gradients.items()}
+
+
+def normalised_sum(gradients: Weights, norm: NormScope) -> Weights:
+    """Equation 1: the sum over tasks, scaled to length one; a zero sum stays zero, with zero derivative."""
+    total = {name: gradient.sum(0) for name, gradient in gradients.items()}
+    if norm == "tensor":
+        return {name: _unit({name: value})[name] for name, value in total.items()}
+    return _unit(total)
+
+
+def _unit(vector: Weights) -> Weights:
+    # Dividing by the largest element first keeps the squares from over- and underflowing. The result does not depend
+    # on it, so it is a constant for the derivative.
+    largest = torch.stack([part.detach().abs().amax() for part in vector.values()]).amax()
+    zero = largest == 0
+    shrunk = {name: part / torch.where(zero, torch.ones_like(largest), largest) for name, part in vector.items()}
+    square = torch.stack([part.square().sum() for part in shrunk.values()]).sum()
+    length = torch.where(zero, torch.ones_like(square), square).sqrt()
+    return {name: torch.where(zero, torch.zeros_like(part), part) / length for name, part in shrunk.items()}
