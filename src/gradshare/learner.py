@@ -38,6 +38,20 @@ class MetaState:
         """What the outer optimiser moves, flat: `{"params/conv.weight": ..., "learned/sharing/m": ...}`."""
         return {**flatten(self.params, "params"), **flatten(self.learned, "learned")}
 
+    def to(self, device: torch.device | str) -> MetaState:
+        """The same state on another device, as new leaves."""
+        moved = {name: tensor.detach().to(device) for name, tensor in self.tensors().items()}
+        return MetaState.of(moved)
+
+    @classmethod
+    def of(cls, tensors: dict[str, Tensor]) -> MetaState:
+        """The reverse of `tensors()`."""
+        tree = unflatten(tensors)
+        state = cls(tree["params"], tree.get("learned", {}), tree.get("memory", {}))
+        for tensor in state.trainable().values():
+            tensor.requires_grad_()
+        return state
+
     def tensors(self) -> dict[str, Tensor]:
         """All tensors, flat, as a checkpoint holds them."""
         return {**self.trainable(), **flatten(self.memory, "memory")}
@@ -50,6 +64,18 @@ def flatten(tree: Tree, prefix: str) -> dict[str, Tensor]:
         path = f"{prefix}/{name}"
         flat.update(flatten(value, path) if isinstance(value, dict) else {path: value})
     return flat
+
+
+def unflatten(flat: dict[str, Tensor]) -> Tree:
+    """The reverse of `flatten`, with the prefix as the first key."""
+    tree: Tree = {}
+    for path, tensor in flat.items():
+        *parents, name = path.split("/")
+        branch = tree
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        branch[name] = tensor
+    return tree
 
 
 class Outcome(NamedTuple):
@@ -126,7 +152,7 @@ class Learner:
         for step, weight in enumerate(weights):
             if weight or step == self.steps - 1:
                 logits = self._forward(state, trajectory[step], step, episodes.query_x)
-                losses = self._losses(logits, episodes.query_y)
+                losses = self.losses(logits, episodes.query_y)
                 total = total + weight * losses.mean()
         assert isinstance(total, Tensor)
         memory = self.rule.remember(state.memory, notes)
@@ -148,7 +174,7 @@ class Learner:
     def _adapt(self, state: MetaState, x: Tensor, y: Tensor, training: bool) -> tuple[list[Weights], list[object]]:
         return adapt(
             {name: state.params[name] for name in self.adapted},
-            lambda fast, step: self._losses(self._forward(state, fast, step, x), y),
+            lambda fast, step: self.losses(self._forward(state, fast, step, x), y),
             self.rule.together if training else self.rule.alone,
             state.learned,
             state.memory,
@@ -165,7 +191,8 @@ class Learner:
     def _forward(self, state: MetaState, fast: Weights, step: int, x: Tensor) -> Tensor:
         return tasked.forward(self.module, fast, self._shared(state, step), x)
 
-    def _losses(self, logits: Tensor, targets: Tensor) -> Tensor:  # [tasks]
+    def losses(self, logits: Tensor, targets: Tensor) -> Tensor:  # [tasks]
+        """The loss of every task."""
         loss = LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
         losses = vmap(loss)(logits, targets)
         if losses.shape != (len(logits),):

@@ -1,0 +1,3 @@
+from gradshare.cli import main
+
+main()

@@ -1,0 +1,121 @@
+"""Comparison: the arms of an experiment on the same tasks, one after the other or several at a time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+from dataclasses import replace
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any
+
+from gradshare.config import Arm, RunConfig
+from gradshare.data.dataset import load_dataset
+from gradshare.display import RunDisplay, Screen
+from gradshare.errors import UserError
+from gradshare.interruption import Interrupted, stop_requests
+from gradshare.runs import run, settle
+
+CONTROLS: tuple[Arm, ...] = ("half-rate", "gate-only", "batch-only", "memory-only")
+
+
+def compare(config: RunConfig, arms: list[Arm], folder: Path, jobs: int, screen: Screen) -> None:
+    """Train every arm below `folder`; finished arms are kept, unfinished ones go on where they stopped."""
+    load_dataset(config.dataset, config.pixels)  # built once, before several processes want it
+    cores = os.cpu_count() or 1
+    device = settle(config).device
+    # On a CPU two arms side by side, a core each, beat one arm on all cores; a GPU is best used by one.
+    jobs = min(jobs or (cores if device == "cpu" else 1), len(arms))
+    threads = config.threads or max(1, cores // jobs)
+    configs = [replace(config, arm=arm, device=device, threads=threads) for arm in arms]
+    if jobs == 1:
+        for one in configs:
+            _train(one, folder / one.arm, RunDisplay(screen, one.arm))
+    else:
+        _parallel(configs, folder, jobs, screen)
+
+
+def _train(config: RunConfig, folder: Path, display: RunDisplay) -> None:
+    run(config, folder, resume=(folder / "config.json").exists(), display=display)
+
+
+def _parallel(configs: list[RunConfig], folder: Path, jobs: int, screen: Screen) -> None:
+    context = multiprocessing.get_context("spawn")
+    events: Queue[tuple[str, str, tuple[Any, ...]]] = context.Queue()
+    waiting, running = list(configs), {}
+    failures: dict[str, tuple[str, str]] = {}
+    with stop_requests() as stop:
+        while running or (waiting and not stop() and not failures):
+            while waiting and len(running) < jobs and not stop() and not failures:
+                one = waiting.pop(0)
+                running[one.arm] = context.Process(target=_child, args=(one, folder / one.arm, events))
+                running[one.arm].start()
+            if stop():
+                _ask_to_stop(running)
+            _pass_on(events, screen, failures)
+            running = {arm: process for arm, process in running.items() if _alive(arm, process, failures)}
+        _pass_on(events, screen, failures)
+        if stop():
+            raise Interrupted(folder, 0, 0)
+    for arm, (kind, message) in failures.items():
+        raise UserError(f"arm {arm}: {message}") if kind == "UserError" else RuntimeError(f"arm {arm} failed:\n{message}")
+
+
+def _ask_to_stop(running: dict[str, Any]) -> None:
+    for process in running.values():
+        if process.is_alive() and not getattr(process, "asked", False):
+            os.kill(process.pid, signal.SIGTERM)
+            process.asked = True
+
+
+def _alive(arm: str, process: Any, failures: dict[str, tuple[str, str]]) -> bool:
+    if process.is_alive():
+        return True
+    if process.exitcode not in (0, 3) and arm not in failures:
+        failures[arm] = ("RuntimeError", f"its process ended with {process.exitcode}")
+    return False
+
+
+def _pass_on(events: Queue[Any], screen: Screen, failures: dict[str, tuple[str, str]]) -> None:
+    try:
+        while True:
+            arm, kind, values = events.get(timeout=0.2)
+            if kind == "failed":
+                failures[arm] = values  # type: ignore[assignment]
+            else:
+                getattr(screen, kind)(arm, *values)
+    except queue.Empty:
+        return
+
+
+class _Forwarding:
+    """A screen in another process: sends what it is told to the parent."""
+
+    def __init__(self, events: Queue[Any]) -> None:
+        self.events = events
+
+    def iteration(self, run: str, *values: Any) -> None:
+        self.events.put((run, "iteration", values))
+
+    def evaluating(self, run: str, *values: Any) -> None:
+        self.events.put((run, "evaluating", values))
+
+    def epoch(self, run: str, *values: Any) -> None:
+        self.events.put((run, "epoch", values))
+
+
+def _child(config: RunConfig, folder: Path, events: Queue[Any]) -> None:
+    """One arm in a process of its own; exit code 3 says that it was asked to stop and saved."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches the parent too, which asks all children to stop
+    try:
+        _train(config, folder, RunDisplay(_Forwarding(events), config.arm))
+    except Interrupted:
+        raise SystemExit(3) from None
+    except Exception as error:
+        import traceback
+
+        known = isinstance(error, UserError)
+        events.put((config.arm, "failed", ("UserError", str(error)) if known else ("", traceback.format_exc())))
+        raise SystemExit(1) from None

@@ -1,0 +1,1 @@
+"""Data sets: archive -> store -> Episodes."""

@@ -1,0 +1,38 @@
+"""Which data sets there are, and where they are kept. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from gradshare.data.store import building
+from gradshare.errors import UserError
+
+Progress = Callable[[int, int], None] | None
+
+
+def data_folder() -> Path:
+    """Where data sets are kept: `GRADSHARE_DATA`, or the platform's cache folder."""
+    from platformdirs import user_cache_path
+
+    chosen = os.environ.get("GRADSHARE_DATA")
+    return Path(chosen) if chosen else user_cache_path("gradshare")
+
+
+def build_glyphs(folder: Path, progress: Progress) -> None:
+    """Render the embedded data set."""
+    try:
+        from gradshare.data import glyphs
+    except ImportError as error:
+        raise UserError(f"the glyphs data set is drawn with matplotlib and Pillow; install them ({error})") from error
+
+    with building(folder, "glyphs", glyphs.IMAGE_SHAPE, "rendered", "fonts shipped with matplotlib") as store:
+        total = glyphs.count()
+        for done, glyph in enumerate(glyphs.render(), start=1):
+            store.add(glyph.split, glyph.name, glyph.images)
+            if progress is not None:
+                progress(done, total)
+
+
+BUILTIN: dict[str, Callable[[Path, Progress], None]] = {"glyphs": build_glyphs}

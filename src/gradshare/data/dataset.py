@@ -1,0 +1,129 @@
+"""A data set: the images of a store, drawn from by index arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gradshare.data.catalogue import BUILTIN, data_folder
+from gradshare.data.store import Image, Index, read_images, read_index
+from gradshare.episodes import SPLITS, Episodes, Shape, choose, episodes_from
+from gradshare.errors import UserError
+
+Pixels = Literal["unit", "imagenet"]
+IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Images by class and split. `load_dataset` makes one.
+
+    Example:
+        >>> import gradshare as gs
+        >>> glyphs = gs.load_dataset("glyphs")
+        >>> glyphs.sample("train", gs.Shape(ways=5, shots=1, queries=15), tasks=4, key=(0, 0)).support_x.shape
+        torch.Size([4, 5, 1, 28, 28])
+    """
+
+    index: Index
+    images: Image | Tensor  # uint8 [images, H, W, C]: mapped from the file, or on a device
+    pixels: Pixels = "unit"
+
+    @property
+    def name(self) -> str:
+        return self.index.name
+
+    @property
+    def image(self) -> tuple[int, int, int]:
+        """Channels, height, width, as a model sees them."""
+        height, width, channels = self.index.image
+        return channels, height, width
+
+    def to(self, device: torch.device | str) -> Dataset:
+        """Hold the images on a device, as uint8."""
+        if torch.device(device).type == "cpu":
+            return self
+        images = self.images if isinstance(self.images, Tensor) else torch.from_numpy(np.array(self.images))
+        return Dataset(self.index, images.to(device), self.pixels)
+
+    @cached_property
+    def _splits(self) -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64], list[str]]]:
+        """For each split: where each class starts in the images, how many it has, and its name."""
+        counts = np.array([entry.count for entry in self.index.classes], dtype=np.int64)
+        starts = counts.cumsum() - counts
+        own = {split: [i for i, entry in enumerate(self.index.classes) if entry.split == split] for split in SPLITS}
+        return {
+            split: (starts[rows], counts[rows], [self.index.classes[i].name for i in rows]) for split, rows in own.items()
+        }
+
+    def check(self, split: str, shape: Shape) -> None:
+        """Refuse tasks that the split cannot give, with the numbers."""
+        if split not in self._splits:
+            raise UserError(f"a split is one of {', '.join(SPLITS)}, not '{split}'")
+        _, counts, names = self._splits[split]
+        if len(counts) < shape.ways:
+            raise UserError(
+                f"{shape.ways}-way tasks need {shape.ways} classes; the {split} split of {self.name} has {len(counts)}"
+            )
+        smallest = int(counts.argmin())
+        if counts[smallest] < shape.shots + shape.queries:
+            raise UserError(
+                f"class '{names[smallest]}' has {counts[smallest]} images;"
+                f" {shape.shots}-shot with {shape.queries} queries needs {shape.shots + shape.queries}"
+            )
+
+    def sample(self, split: str, shape: Shape, tasks: int, key: tuple[int, ...]) -> Episodes:
+        """Draw tasks, uniformly and without replacement within each; the same arguments give the same tasks."""
+        self.check(split, shape)
+        starts, counts, _ = self._splits[split]
+        classes, order = choose(counts, shape, tasks, key)
+        return episodes_from(self._pixels(starts[classes][..., None] + order), shape)
+
+    def _pixels(self, rows: NDArray[np.int64]) -> Tensor:  # [...] -> [..., C, H, W]
+        if isinstance(self.images, Tensor):
+            chosen = self.images[torch.from_numpy(rows).to(self.images.device)]
+        else:
+            chosen = torch.from_numpy(self.images[rows])
+        unit = chosen.movedim(-1, -3).to(torch.get_default_dtype(), memory_format=torch.contiguous_format) / 255
+        if self.pixels == "unit":
+            return unit
+        mean, deviation = (unit.new_tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_DEVIATION))
+        return (unit - mean) / deviation
+
+
+def load_dataset(
+    name_or_folder: str | Path,
+    pixels: Pixels = "unit",
+    progress: Callable[[int, int], None] | None = None,
+) -> Dataset:
+    """Open a data set by name (`"glyphs"`, built on first use) or by the folder of its store.
+
+    Args:
+        name_or_folder: a name that `gradshare data list` shows, or a folder with `images.npy` and `index.json`.
+        pixels: `"unit"`, 0 to 1, or `"imagenet"`, with ImageNet's mean and standard deviation taken out.
+        progress: called with (classes done, classes in all) while a built-in data set is being built.
+    """
+    folder = Path(name_or_folder)
+    if str(name_or_folder) in BUILTIN or not folder.exists():
+        folder = data_folder() / str(name_or_folder)
+        if not folder.exists():
+            if str(name_or_folder) not in BUILTIN:
+                raise UserError(
+                    f"there is no data set '{name_or_folder}': it is neither a folder, nor in {data_folder()},"
+                    f" nor built in ({', '.join(BUILTIN)})"
+                )
+            BUILTIN[str(name_or_folder)](folder, progress)
+    index = read_index(folder)
+    if pixels not in ("unit", "imagenet"):
+        raise UserError(f"pixels is 'unit' or 'imagenet', not '{pixels}'")
+    if pixels == "imagenet" and index.image[2] != 3:
+        raise UserError(f"imagenet scaling needs 3 channels; {index.name} has {index.image[2]}")
+    return Dataset(index, read_images(folder, index), pixels)

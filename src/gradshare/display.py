@@ -1,0 +1,112 @@
+"""What a run shows while it goes on: a live table of bars on a terminal, one plain line an epoch otherwise."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from gradshare.config import Training
+
+
+class Screen(Protocol):
+    """Shows the progress of one or several runs, told apart by name."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def iteration(self, run: str, epoch: int, iteration: int, loss: float, accuracy: float | None) -> None: ...
+    def evaluating(self, run: str, split: str, done: int, total: int) -> None: ...
+    def epoch(self, run: str, metrics: dict[str, Any], seconds: float) -> None: ...
+
+
+class RunDisplay:
+    """One run's part of a screen; what `train` takes as `display`."""
+
+    def __init__(self, screen: Any, run: str) -> None:
+        self.screen, self.run = screen, run
+
+    def iteration(self, epoch: int, iteration: int, loss: float, accuracy: float | None) -> None:
+        self.screen.iteration(self.run, epoch, iteration, loss, accuracy)
+
+    def evaluating(self, split: str, done: int, total: int) -> None:
+        self.screen.evaluating(self.run, split, done, total)
+
+    def epoch(self, metrics: dict[str, Any], seconds: float) -> None:
+        self.screen.epoch(self.run, metrics, seconds)
+
+
+def summary_of(metrics: dict[str, Any]) -> str:
+    """An epoch in words: validation with its interval, and the mean gates."""
+    scale, unit, value = 100.0, "%", metrics["val_accuracy"]
+    if value is None:
+        scale, unit, value = 1.0, "", metrics["val_loss"]
+    text = f"val {value * scale:.4g}{unit} ±{metrics['val_interval'] * scale:.2g}"
+    for name in ("m", "lam"):
+        if metrics[name] is not None:
+            text += f"  sig({name}) {sum(metrics[name]) / len(metrics[name]):.3f}"
+    return text
+
+
+class PlainScreen:
+    """One line an epoch, for files and pipes."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+    def iteration(self, run: str, epoch: int, iteration: int, loss: float, accuracy: float | None) -> None: ...
+    def evaluating(self, run: str, split: str, done: int, total: int) -> None: ...
+
+    def epoch(self, run: str, metrics: dict[str, Any], seconds: float) -> None:
+        place = f"epoch {metrics['epoch']}/{self.training.epochs}"
+        print(f"{run:<11}  {place}  {summary_of(metrics)}  {seconds:.1f} s", flush=True)
+
+
+class LiveScreen:
+    """A bar for each run with accuracy, gates and the time left."""
+
+    def __init__(self, training: Training) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.training = training
+        self._rows: dict[str, Any] = {}
+        self._progress = Progress(
+            TextColumn("{task.fields[run]}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[now]}"),
+            TextColumn("{task.fields[last]}"),
+            TimeRemainingColumn(),
+        )
+
+    def __enter__(self) -> Self:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._progress.__exit__(*error)
+
+    def _row(self, run: str) -> Any:
+        if run not in self._rows:
+            total = self.training.epochs * self.training.iterations
+            self._rows[run] = self._progress.add_task("", total=total, run=run, now="", last="")
+        return self._rows[run]
+
+    def iteration(self, run: str, epoch: int, iteration: int, loss: float, accuracy: float | None) -> None:
+        now = f"loss {loss:.3f}" + ("" if accuracy is None else f" acc {accuracy:.0%}")
+        self._progress.update(self._row(run), completed=epoch * self.training.iterations + iteration, now=now)
+
+    def evaluating(self, run: str, split: str, done: int, total: int) -> None:
+        self._progress.update(self._row(run), now=f"{split} {done}/{total}")
+
+    def epoch(self, run: str, metrics: dict[str, Any], seconds: float) -> None:
+        done = metrics["epoch"] * self.training.iterations
+        self._progress.update(self._row(run), completed=done, last=f"epoch {metrics['epoch']} {summary_of(metrics)}")
+
+
+def screen(training: Training) -> Screen:
+    """The screen that fits where the output goes."""
+    return LiveScreen(training) if sys.stdout.isatty() else PlainScreen(training)

@@ -1,0 +1,38 @@
+"""Ctrl-C and SIGTERM as a polite request: finish the iteration, save, stop."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class Interrupted(Exception):  # noqa: N818: nothing went wrong
+    """A run that was asked to stop, and did, with everything saved."""
+
+    def __init__(self, folder: Path, epoch: int, iteration: int) -> None:
+        super().__init__(f"stopped in epoch {epoch} after iteration {iteration}; all is saved in {folder}")
+        self.folder = folder
+
+
+@contextmanager
+def stop_requests() -> Iterator[Callable[[], bool]]:
+    """Within the block, the first Ctrl-C or SIGTERM is a request to stop; a second one stops at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+        yield asked.is_set
+        return
+
+    def handle(number: int, frame: object) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

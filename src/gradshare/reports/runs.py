@@ -1,0 +1,152 @@
+"""Run folders on disk -> Run values. Nothing is computed here, only read and checked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradshare.reports.arms import arm_rank
+from gradshare.reports.records import Json, Record, read_lines, read_object
+
+Measure = Literal["accuracy", "loss"]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TestResult:
+    """A mean over the test tasks; `accuracy` is NaN for regression."""
+
+    accuracy: float
+    loss: float
+    interval: float
+    epochs: tuple[int, ...]
+    __test__ = False  # not a test case, whatever pytest makes of the name
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run folder. Absent values are NaN; a quantity that the arm does not have is None."""
+
+    name: str
+    """The arm, or the path below the reported folder where several runs have that arm."""
+    arm: str
+    folder: Path
+    config: Json
+    epochs: Ints  # [E], increasing, from 1, with gaps where lines are missing
+    measure: Measure
+    """What is compared: the accuracy, or for regression the loss."""
+    val: Floats  # [E], of the measure
+    interval: Floats  # [E], 95 % half-width over the validation tasks
+    m: Floats | None  # [E, steps], after the sigmoid
+    lam: Floats | None  # [E, steps], after the sigmoid
+    timed_epochs: Ints  # [S]
+    train_seconds: Floats  # [S]
+    finished: bool
+    test_tasks: int | None
+    test_best: TestResult | None
+    test_ensemble: TestResult | None
+    summary: Json | None
+
+
+def read_run(folder: Path) -> Run:
+    """Read one run folder; ValueError names the file and line that cannot be read."""
+    folder = Path(folder)
+    if not is_run(folder):
+        raise ValueError(f"no run in {folder}: it holds no config.json")
+    config = read_object(folder / "config.json").values
+    metrics = read_lines(folder / "metrics.jsonl")
+    timings = read_lines(folder / "timings.jsonl")
+    summary = read_object(folder / "summary.json") if (folder / "summary.json").exists() else None
+    test = summary.inner("test") if summary else None
+    arm = str(config.get("arm") or folder.resolve().name)
+    measure = _measure(metrics)
+    return Run(
+        name=arm,
+        arm=arm,
+        folder=folder,
+        config=config,
+        epochs=np.array([record.count("epoch") for record in metrics], dtype=np.int64),
+        measure=measure,
+        val=_floats([_value(record, measure) for record in metrics]),
+        interval=_floats([record.number("val_interval") for record in metrics]),
+        m=_steps(metrics, "m"),
+        lam=_steps(metrics, "lam"),
+        timed_epochs=np.array([record.count("epoch") for record in timings], dtype=np.int64),
+        train_seconds=_floats([record.number("train_seconds") for record in timings]),
+        finished=(folder / "DONE").exists(),
+        test_tasks=test.count("tasks") if test and "tasks" in test.values else None,
+        test_best=_test_result(test.inner("best")) if test else None,
+        test_ensemble=_test_result(test.inner("ensemble")) if test else None,
+        summary=summary.values if summary else None,
+    )
+
+
+def find_runs(folder: Path) -> list[Run]:
+    """The run in `folder`, or the runs one and two levels below: the original, sharing, then the controls."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"no run in {folder}: there is no such folder")
+    if is_run(folder):
+        return [read_run(folder)]
+    runs = [read_run(path) for path in _run_folders_below(folder)]
+    if not runs:
+        raise ValueError(f"no run in {folder}: neither it nor the two levels of folders below hold a config.json")
+    copies = Counter(run.arm for run in runs)
+    named = [replace(run, name=_path_name(run, folder)) if copies[run.arm] > 1 else run for run in runs]
+    return sorted(named, key=lambda run: (arm_rank(run.arm), run.arm, run.folder.as_posix()))
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
+
+
+def _run_folders_below(folder: Path, levels: int = 2) -> list[Path]:
+    found = []
+    for child in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
+        if is_run(child):
+            found.append(child)
+        elif levels > 1:
+            found += _run_folders_below(child, levels - 1)
+    return found
+
+
+def _path_name(run: Run, folder: Path) -> str:
+    return run.folder.relative_to(folder).as_posix()
+
+
+def _measure(metrics: list[Record]) -> Measure:
+    accuracies = [record.values.get("val_accuracy") for record in metrics]
+    return "loss" if metrics and all(accuracy is None for accuracy in accuracies) else "accuracy"
+
+
+def _value(record: Record, measure: Measure) -> float:
+    return record.fraction("val_accuracy") if measure == "accuracy" else record.number("val_loss")
+
+
+def _steps(metrics: list[Record], key: str) -> Floats | None:
+    rows = [record.numbers(key) for record in metrics]
+    steps = next((len(row) for row in rows if row is not None), 0)
+    if not steps:
+        return None
+    for record, row in zip(metrics, rows, strict=True):
+        if row is not None and len(row) != steps:
+            raise ValueError(f"{record.where}: {key} has {len(row)} inner steps, and the lines before have {steps}")
+    return np.array([row or [np.nan] * steps for row in rows], dtype=np.float64)
+
+
+def _test_result(record: Record | None) -> TestResult | None:
+    if record is None:
+        return None
+    epochs = record.numbers("epochs") or ([record.number("epoch")] if "epoch" in record.values else [])
+    whole = tuple(int(epoch) for epoch in epochs if np.isfinite(epoch))
+    return TestResult(record.fraction("accuracy"), record.number("loss"), record.number("interval"), whole)
+
+
+def _floats(values: list[float]) -> Floats:
+    return np.array(values, dtype=np.float64)

@@ -1,0 +1,138 @@
+"""Runs by configuration: build what a RunConfig describes, train it, load it again."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradshare import algorithms, checkpoints
+from gradshare.backbones import Conv4
+from gradshare.config import Arm, RunConfig, Training, read_config, run_config
+from gradshare.controls import BatchOnly, GateOnly, MemoryOnly
+from gradshare.data.dataset import Dataset, load_dataset
+from gradshare.errors import UserError
+from gradshare.learner import Learner, MetaState
+from gradshare.sharing import GradientSharing
+from gradshare.training import Display, Trained, best_epochs, train
+
+METHODS: dict[str, Callable[..., Learner]] = {
+    "maml": algorithms.maml,
+    "metasgd": algorithms.meta_sgd,
+    "mamlpp": algorithms.maml_plus_plus,
+    "fomaml": algorithms.first_order_maml,
+    "anil": algorithms.anil,
+}
+
+
+def first_link(arm: Arm, norm: Any) -> algorithms.FirstLink | None:
+    """What the arm of a comparison has as first link of its inner loop."""
+    links: dict[str, algorithms.FirstLink] = {
+        "shared": GradientSharing(norm),
+        "gate-only": GateOnly(),
+        "batch-only": BatchOnly(norm),
+        "memory-only": MemoryOnly(norm),
+    }
+    return links.get(arm)
+
+
+def build_learner(config: RunConfig, image: tuple[int, int, int]) -> Learner:
+    """The learner that a configuration describes, for images of [C, H, W]."""
+    options: dict[str, Any] = {}
+    if config.method == "mamlpp":
+        names = ("recipe", "multi_step_epochs", "first_order_epochs", "final_outer_rate")
+        options = {name: getattr(config, name) for name in names}
+    if config.method != "anil":
+        options["adapt_norm"] = config.adapt_norm
+    elif config.adapt_norm:
+        raise UserError("anil adapts the head alone: leave adapt_norm out")
+    return METHODS[config.method](
+        Conv4(config.ways, config.filters, image),
+        inner_lr=config.inner_lr / 2 if config.arm == "half-rate" else config.inner_lr,
+        steps=config.steps,
+        sharing=first_link(config.arm, config.norm),
+        **options,
+    )
+
+
+def run(config: RunConfig, folder: Path, resume: bool, display: Display, dataset: Dataset | None = None) -> Trained:
+    """Train what a configuration describes."""
+    config = settle(config)
+    data = (dataset or load_dataset(config.dataset, config.pixels)).to(config.device)
+    names = {field.name for field in fields(Training)}
+    training = {name: value for name, value in asdict(config).items() if name in names}
+    about = {name: value for name, value in asdict(config).items() if name not in names}
+    learner = build_learner(config, data.image)
+    return train(learner, data, folder, resume, display, about, config.device, **training)
+
+
+def settle(config: RunConfig) -> RunConfig:
+    """Decide what the configuration leaves to the machine (device, threads), and set the process up for it."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("device 'cuda' is not there: PyTorch sees no GPU; use --device cpu")
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
+    config = replace(config, device=device, threads=config.threads or os.cpu_count() or 1)
+    torch.set_num_threads(config.threads)
+    if sys.platform == "linux" and config.device == "cpu":
+        # glibc returns large blocks to the system at once, and the next use pays a page fault for every 4 KiB: twice the
+        # time of a meta-iteration at 48 filters. M_MMAP_MAX = 0 and a high M_TRIM_THRESHOLD keep them.
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            mallopt(-4, 0)
+            mallopt(-1, 2**31 - 1)
+    return config
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A run folder, finished or not, opened for use."""
+
+    folder: Path
+    config: dict[str, Any]
+    metrics: list[dict[str, Any]]
+
+    @property
+    def best_epochs(self) -> list[int]:
+        """The best epochs by validation, best first; their checkpoints are kept."""
+        return best_epochs(self.metrics)
+
+    @property
+    def run_config(self) -> RunConfig:
+        if "method" not in self.config:
+            raise UserError(f"the model of the run in {self.folder} is your own: build its learner in code")
+        return run_config(self.config, self.folder)
+
+    def learner(self) -> Learner:
+        """The learner, where the command line made the run."""
+        return build_learner(self.run_config, load_dataset(self.run_config.dataset).image)
+
+    def state(self, epoch: int | None = None) -> MetaState:
+        """The state after an epoch; None is the best one."""
+        if not self.metrics:
+            raise UserError(f"the run in {self.folder} has not finished an epoch yet")
+        epoch = self.best_epochs[0] if epoch is None else epoch
+        path = checkpoints.of_epoch(self.folder / "checkpoints", epoch)
+        if not path.exists():
+            kept = ", ".join(kept.name for kept in checkpoints.listing(self.folder / "checkpoints"))
+            raise UserError(f"the checkpoint of epoch {epoch} is not kept; there are {kept}")
+        tensors = checkpoints.load(path)[1]
+        return MetaState.of({name: t for name, t in tensors.items() if name.startswith(("params/", "learned/", "memory/"))})
+
+
+def load_run(folder: str | Path) -> SavedRun:
+    """Open a run folder.
+
+    Example:
+        >>> run = load_run("runs/demo/shared")              # doctest: +SKIP
+        >>> learner, state = run.learner(), run.state()     # doctest: +SKIP
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    newest = checkpoints.newest(folder / "checkpoints")
+    return SavedRun(folder, config, newest[0].metrics if newest else [])

@@ -1,0 +1,295 @@
+"""Training: epochs of meta-iterations, validation, checkpoints, test; interruptible at any moment and resumable.
+
+A run folder holds `config.json`, `metrics.jsonl` (a line an epoch, the same bytes for the same run), `timings.jsonl`,
+`checkpoints/`, `summary.json` and, at the end, `DONE`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gradshare import checkpoints
+from gradshare.checkpoints import Progress
+from gradshare.config import Training, read_config, write_config
+from gradshare.episodes import Shape, TaskSource, task_key
+from gradshare.errors import UserError
+from gradshare.evaluation import Evaluation, evaluate
+from gradshare.interruption import Interrupted, stop_requests
+from gradshare.learner import Learner, MetaState
+from gradshare.outer import adam_tensors, cosine, meta_step, optimiser, restore_adam
+
+ENSEMBLE = 5  # best epochs kept, and their number in the ensemble
+
+
+class Diverged(UserError):
+    """The loss of a run is no longer finite."""
+
+
+class Display(Protocol):
+    """What a run tells while it goes on."""
+
+    def iteration(self, epoch: int, iteration: int, loss: float, accuracy: float | None) -> None: ...
+    def evaluating(self, split: str, done: int, total: int) -> None: ...
+    def epoch(self, metrics: dict[str, Any], seconds: float) -> None: ...
+
+
+class Silent:
+    def iteration(self, epoch: int, iteration: int, loss: float, accuracy: float | None) -> None: ...
+    def evaluating(self, split: str, done: int, total: int) -> None: ...
+    def epoch(self, metrics: dict[str, Any], seconds: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run."""
+
+    folder: Path
+    state: MetaState  # after the last epoch
+    metrics: list[dict[str, Any]]
+    summary: dict[str, Any]
+
+
+def train(
+    learner: Learner,
+    dataset: TaskSource,
+    folder: str | Path,
+    resume: bool = False,
+    display: Display | None = None,
+    about: dict[str, Any] | None = None,
+    device: str = "cpu",
+    **options: Any,
+) -> Trained:
+    """Train a learner, with checkpoints, validation and test, in a run folder.
+
+    Args:
+        dataset: a `Dataset`, or anything with its method `sample`.
+        folder: the run folder; it must not hold a run already, unless `resume`.
+        resume: go on where the run in the folder stopped; a finished run is returned as it is.
+        display: is told of the progress.
+        about: further entries for `config.json`, such as a name for the model.
+        options: fields of `Training`: epochs, iterations, ways, shots, queries, tasks, outer_lr, seed, ...
+
+    Example:
+        >>> import gradshare as gs, tempfile
+        >>> learner = gs.maml(gs.Conv4(filters=4, image=(1, 28, 28)), steps=1, sharing=gs.GradientSharing())
+        >>> run = gs.train(learner, gs.load_dataset("glyphs"), tempfile.mkdtemp() + "/run", epochs=1, iterations=2,
+        ...                val_tasks=4, test_tasks=4)
+        >>> len(run.metrics)
+        1
+    """
+    unknown = set(options) - {field.name for field in fields(Training)}
+    if unknown:
+        raise UserError(f"training has no option {', '.join(sorted(unknown))}")
+    training = Training(**options)
+    run = _Run(learner.to(device), dataset, Path(folder), training, display or Silent(), torch.device(device))
+    run.open({**asdict(training), **(about or {})}, resume)
+    with stop_requests() as run.stop:
+        return run.finish()
+
+
+class _Run:
+    """A run in progress: the impure edge around the pure core."""
+
+    def __init__(
+        self, learner: Learner, dataset: TaskSource, folder: Path, training: Training, display: Display, device: torch.device
+    ) -> None:
+        self.learner, self.dataset, self.folder = learner, dataset, folder
+        self.training, self.display, self.device = training, display, device
+        self.shape = Shape(training.ways, training.shots, training.queries)
+        self.state = learner.init(training.seed)
+        self.adam = optimiser(self.state, training.outer_lr)
+        self.progress = Progress()
+        self.log = torch.zeros(2, training.iterations, device=device)  # loss and accuracy of the epoch's iterations
+        self.started = 0.0
+        self.stop: Callable[[], bool] = lambda: False
+
+    def open(self, config: dict[str, Any], resume: bool) -> None:
+        """Start the folder, or take up what it holds."""
+        if not (self.folder / "config.json").exists():
+            if resume:
+                raise UserError(f"{self.folder} is not a run: it has no config.json")
+            if self.folder.exists() and any(self.folder.iterdir()):
+                raise UserError(f"{self.folder} is not empty and not a run; choose another folder")
+            for split in ("train", "val", "test") if self.training.test_tasks else ("train", "val"):
+                self.dataset.sample(split, self.shape, 1, task_key(0, split))
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_config(self.folder, config)
+        elif not resume:
+            raise UserError(f"{self.folder} already holds a run; resume it, or choose another folder")
+        else:
+            self._compare(config, read_config(self.folder))
+            self._restore()
+
+    def _compare(self, config: dict[str, Any], stored: dict[str, Any]) -> None:
+        for name in sorted(set(config) | set(stored)):
+            if config.get(name) != stored.get(name):
+                raise UserError(
+                    f"the run in {self.folder} has {name} = {stored.get(name)!r}, not {config.get(name)!r};"
+                    " resume with the same options, or choose another folder"
+                )
+
+    def _restore(self) -> None:
+        found = checkpoints.newest(self.folder / "checkpoints")
+        if found is not None:
+            self.progress, tensors = found
+            load_state(self.state, tensors)
+            restore_adam(self.state, self.adam, tensors)
+            self.log.copy_(tensors["log"])
+        self._write_lines()
+
+    def finish(self) -> Trained:
+        while self.progress.epoch < self.training.epochs:
+            self._epoch()
+        if not (self.folder / "DONE").exists():
+            summary = self._test()
+            _write(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+            _write(self.folder / "DONE", "")
+        summary = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
+        return Trained(self.folder, self.state, self.progress.metrics, summary)
+
+    def _epoch(self) -> None:
+        epoch = self.progress.epoch
+        self.started = time.monotonic() - self.progress.seconds
+        learner = self.learner.at(epoch)
+        rate = cosine(self.training.outer_lr, learner.final_outer_rate, epoch, self.training.epochs)
+        self.adam.param_groups[0]["lr"] = rate
+        for iteration in range(self.progress.iteration, self.training.iterations):
+            self._iterate(learner, epoch, iteration)
+        trained = time.monotonic()
+        validation = self._evaluate("val", self.state, self.training.val_tasks)
+        self._record(epoch + 1, validation, trained - self.started, time.monotonic() - trained)
+
+    def _iterate(self, learner: Learner, epoch: int, iteration: int) -> None:
+        key = task_key(self.training.seed, "train", epoch, iteration)
+        episodes = self.dataset.sample("train", self.shape, self.training.tasks, key).to(self.device)
+        outcome = meta_step(learner, self.state, self.adam, episodes, self.training.gradient_clamp)
+        self.log[0, iteration] = outcome.loss.detach()
+        self.log[1, iteration] = torch.nan if outcome.accuracy is None else outcome.accuracy.mean()
+        last = iteration + 1 == self.training.iterations
+        if self.device.type == "cpu" or last or iteration % 20 == 0 or self.stop():  # reading a GPU's value makes it wait
+            self._check_finite(epoch, iteration)
+            loss, accuracy = self.log[:, iteration].tolist()
+            self.display.iteration(epoch, iteration + 1, loss, None if outcome.accuracy is None else accuracy)
+        if self.stop():
+            self._stop(iteration + 1)
+
+    def _check_finite(self, epoch: int, iteration: int) -> None:
+        finite = self.log[0, : iteration + 1].isfinite().tolist()
+        if not all(finite):
+            kept = checkpoints.listing(self.folder / "checkpoints")
+            where = f"the last good checkpoint is {kept[-1]}" if kept else "there is no checkpoint yet"
+            raise Diverged(
+                f"the loss became {self.log[0, finite.index(False)].item()} in epoch {epoch + 1},"
+                f" iteration {finite.index(False) + 1}: training stopped; {where}"
+            )
+
+    def _stop(self, iteration: int) -> None:
+        self.progress = replace(self.progress, iteration=iteration, seconds=time.monotonic() - self.started)
+        self._save()
+        raise Interrupted(self.folder, self.progress.epoch + 1, iteration)
+
+    def _evaluate(self, split: str, states: MetaState | list[MetaState], tasks: int) -> Evaluation:
+        def between(done: int) -> None:
+            self.display.evaluating(split, done, tasks)
+            if self.stop():
+                if split == "val":
+                    self._stop(self.training.iterations)
+                raise Interrupted(self.folder, self.training.epochs, self.training.iterations)
+
+        seed, batch = self.training.seed, self.training.eval_batch
+        return evaluate(self.learner, states, self.dataset, split, self.shape, tasks, seed, batch, between)
+
+    def _record(self, epoch: int, validation: Evaluation, train_seconds: float, val_seconds: float) -> None:
+        loss, accuracy = self.log.double().mean(1).tolist()
+        classifies = validation.accuracy is not None
+        metrics = {
+            "epoch": epoch,
+            "train_loss": loss,
+            "train_accuracy": accuracy if classifies else None,
+            "val_loss": validation.loss,
+            "val_accuracy": validation.accuracy,
+            "val_interval": validation.interval,
+            **gates(self.state),
+        }
+        timing = {"epoch": epoch, "train_seconds": train_seconds, "val_seconds": val_seconds}
+        self.progress = Progress(
+            epoch, metrics=[*self.progress.metrics, metrics], timings=[*self.progress.timings, timing]
+        )
+        self._write_lines()
+        self._save()
+        checkpoints.prune(self.folder / "checkpoints", best_epochs(self.progress.metrics))
+        self.display.epoch(metrics, train_seconds + val_seconds)
+
+    def _save(self) -> None:
+        tensors = {**self.state.tensors(), **adam_tensors(self.state, self.adam), "log": self.log}
+        checkpoints.save(self.folder / "checkpoints", self.progress, tensors)
+
+    def _write_lines(self) -> None:
+        for name, lines in {"metrics": self.progress.metrics, "timings": self.progress.timings}.items():
+            _write(self.folder / f"{name}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+    def _test(self) -> dict[str, Any]:
+        epochs = best_epochs(self.progress.metrics)
+        summary = {"best_epoch": epochs[0], **best_value(self.progress.metrics), "test": None}
+        if self.training.test_tasks:
+            states = [self._load_epoch(epoch) for epoch in epochs]
+            best = self._evaluate("test", states[0], self.training.test_tasks)
+            ensemble = self._evaluate("test", states, self.training.test_tasks)
+            summary["test"] = {
+                "tasks": self.training.test_tasks,
+                "best": {"epoch": epochs[0], **described(best)},
+                "ensemble": {"epochs": epochs, **described(ensemble)},
+            }
+        return summary
+
+    def _load_epoch(self, epoch: int) -> MetaState:
+        state = self.learner.init(self.training.seed)
+        load_state(state, checkpoints.load(checkpoints.of_epoch(self.folder / "checkpoints", epoch))[1])
+        return state
+
+
+def best_epochs(metrics: list[dict[str, Any]], count: int = ENSEMBLE) -> list[int]:
+    """The epochs of the best validation, best first, the earlier first where two are equal."""
+    ranked = sorted(metrics, key=lambda line: (-line["val_accuracy"] if line["val_accuracy"] is not None else line["val_loss"]))
+    return [line["epoch"] for line in ranked[:count]]
+
+
+def best_value(metrics: list[dict[str, Any]]) -> dict[str, float]:
+    best = metrics[best_epochs(metrics)[0] - 1]
+    name = "val_loss" if best["val_accuracy"] is None else "val_accuracy"
+    return {f"best_{name}": best[name]}
+
+
+def described(evaluation: Evaluation) -> dict[str, float | None]:
+    return {"accuracy": evaluation.accuracy, "interval": evaluation.interval, "loss": evaluation.loss}
+
+
+def gates(state: MetaState) -> dict[str, list[float] | None]:
+    """sig(m) and sig(lam) of every inner step."""
+    sharing = state.learned.get("sharing", {})
+    return {name: sharing[name].sigmoid().tolist() if name in sharing else None for name in ("m", "lam")}
+
+
+@torch.no_grad()
+def load_state(state: MetaState, tensors: dict[str, Tensor]) -> None:
+    """Fill a state of the same shape with the tensors of a checkpoint."""
+    for name, tensor in state.tensors().items():
+        if name not in tensors or tensors[name].shape != tensor.shape:
+            found = list(tensors[name].shape) if name in tensors else "nothing"
+            raise UserError(f"the checkpoint does not fit the learner: {name} is {list(tensor.shape)} here, {found} there")
+        tensor.copy_(tensors[name])
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(text, encoding="utf-8")
+    checkpoints.sync(temporary)
+    temporary.replace(path)

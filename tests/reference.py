@@ -1,0 +1,143 @@
+"""The method by a plain loop: tasks one at a time, ordinary layers, autograd twice. Slow, and easy to read."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+Weights = dict[str, Tensor]
+
+
+class Method(NamedTuple):
+    """What an algorithm is, as the paper and DESIGN.md say it."""
+
+    steps: int  # K
+    adapted: tuple[str, ...]  # names of the weights that the inner loop moves
+    rate: float = 0.1  # alpha
+    rates: str = "constant"  # "constant"; or learned, one per "element" (Meta-SGD) or "tensor and step" (MAML++)
+    first: str = "none"  # first link: none, share, gate, batch or memory
+    norm: str = "global"  # scope of the norm in eq. 1
+    first_order: bool = False
+    step_weights: tuple[float, ...] | None = None  # of the query loss after each step; None: the last alone
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
+
+
+class Outer(NamedTuple):
+    loss: Tensor
+    accuracy: Tensor  # [T]
+    ghat: Weights  # {name: [K, *shape]}
+
+
+def outer_loss(model: nn.Module, state: Any, episodes: Any, method: Method) -> Outer:
+    """Algorithm 1, up to the outer update: mean over tasks t of L_test[t](theta[t, K]), and the new memory."""
+    net, T, ghats, total = copy.deepcopy(model).train(), len(episodes.support_x), [], torch.zeros(())
+    theta = [{name: state.params[name] for name in method.adapted} for _ in range(T)]
+    weights = method.step_weights or (0.0,) * (method.steps - 1) + (1.0,)
+    with double_backward():
+        for k in range(method.steps):
+            G = [gradient(net, state, theta[t], k, episodes.support_x[t], episodes.support_y[t], method) for t in range(T)]
+            D, ghat = shared_directions(G, k, state, method)
+            theta = [moved(theta[t], D[t], k, state, method) for t in range(T)]
+            ghats.append(ghat)
+            if weights[k]:
+                logits = [forward(net, state, theta[t], k, episodes.query_x[t]) for t in range(T)]
+                losses = [method.loss(logits[t], episodes.query_y[t]) for t in range(T)]
+                total = total + weights[k] * sum(losses) / T
+    right = [(logits[t].argmax(-1) == episodes.query_y[t]).double().mean() for t in range(T)]
+    return Outer(total, torch.stack(right), {n: torch.stack([g[n].detach() for g in ghats]) for n in method.adapted})
+
+
+def adapt(model: nn.Module, state: Any, x: Tensor, y: Tensor, query_x: Tensor, method: Method) -> tuple[Weights, Tensor]:
+    """Algorithm 2 for one task: its weights after K steps, and its logits."""
+    net, theta = copy.deepcopy(model).train(), {name: state.params[name] for name in method.adapted}
+    with double_backward():
+        for k in range(method.steps):
+            G = gradient(net, state, theta, k, x, y, method)
+            theta = moved(theta, lone_direction(G, k, state, method), k, state, method)
+        return theta, forward(net, state, theta, method.steps - 1, query_x)
+
+
+@contextmanager
+def double_backward() -> Iterator[None]:
+    """PyTorch's fused attention has no second derivative, and its fused weight norm a wrong one; plain forms are right.
+
+    (`torch.autograd.gradgradcheck` fails on torch._weight_norm, without any vmap: it takes the norm for a constant.)
+    """
+    with sdpa_kernel(SDPBackend.MATH), mock.patch.object(torch, "_weight_norm", plain_weight_norm):
+        yield
+
+
+def plain_weight_norm(v: Tensor, g: Tensor, dim: int) -> Tensor:
+    others = [d for d in range(v.dim()) if d != dim]
+    return v * (g / v.pow(2).sum(others, keepdim=True).sqrt())
+
+
+def forward(net: nn.Module, state: Any, theta: Weights, k: int, x: Tensor) -> Tensor:
+    per_step = {name: value[k] for name, value in state.learned.get("per_step", {}).items()}
+    return functional_call(net, {**state.params, **per_step, **theta}, (x,))
+
+
+def gradient(net: nn.Module, state: Any, theta: Weights, k: int, x: Tensor, y: Tensor, method: Method) -> Weights:
+    loss = method.loss(forward(net, state, theta, k, x), y)
+    grads = torch.autograd.grad(loss, list(theta.values()), create_graph=True, materialize_grads=True)
+    return {n: g.detach() if method.first_order else g for n, g in zip(theta, grads, strict=True)}
+
+
+def shared_directions(G: list[Weights], k: int, state: Any, method: Method) -> tuple[list[Weights], Weights]:
+    """Equations 1-4 at step k; DESIGN.md's controls leave one of their parts out."""
+    names = method.adapted
+    s = {n: sum(G[t][n] for t in range(len(G))) for n in names}
+    g = {n: unit(s[n], list(s.values()) if method.norm == "global" else [s[n]]) for n in names}  # eq. 1
+    if method.first == "none":
+        return G, g
+    lam = torch.sigmoid(state.learned["sharing"]["lam"][k])
+    if method.first == "gate":
+        return [{n: (1 - lam) * G[t][n] for n in names} for t in range(len(G))], g
+    memory = state.memory.get("sharing", {})
+    seen = bool(memory.get("seen", False))
+    ghat = g  # eq. 2
+    if seen and method.first != "batch":
+        m = torch.sigmoid(state.learned["sharing"]["m"][k]) if method.first == "share" else 0.5  # no m to learn: m = 0
+        ghat = {n: m * g[n] + (1 - m) * memory["ghat"][n][k].detach() for n in names}  # eq. 3
+    if method.first == "memory":  # earlier tasks only
+        if not seen:
+            return G, ghat
+        before = memory["ghat"]
+        return [{n: lam * before[n][k] + (1 - lam) * G[t][n] for n in names} for t in range(len(G))], ghat
+    return [{n: lam * ghat[n] + (1 - lam) * G[t][n] for n in names} for t in range(len(G))], ghat  # eq. 4
+
+
+def lone_direction(G: Weights, k: int, state: Any, method: Method) -> Weights:
+    """Equation 4 with the stored memory; before any training step the gradient itself."""
+    if method.first == "none":
+        return G
+    lam, memory = torch.sigmoid(state.learned["sharing"]["lam"][k]), state.memory.get("sharing", {})
+    if method.first == "gate":
+        return {n: (1 - lam) * G[n] for n in G}
+    if not bool(memory["seen"]):
+        return G
+    return {n: lam * memory["ghat"][n][k] + (1 - lam) * G[n] for n in G}
+
+
+def unit(s: Tensor, scope: list[Tensor]) -> Tensor:
+    square = sum(part.pow(2).sum() for part in scope)
+    return s / square.sqrt() if square > 0 else s * 0
+
+
+def moved(theta: Weights, D: Weights, k: int, state: Any, method: Method) -> Weights:
+    def rate(name: str) -> Tensor | float:
+        if method.rates == "constant":
+            return method.rate
+        learned = state.learned["rates"][name]
+        return learned[k] if method.rates == "tensor and step" else learned
+
+    return {name: theta[name] - rate(name) * D[name] for name in theta}
