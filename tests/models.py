@@ -49,11 +49,14 @@ def quartic(outputs: Tensor, targets: Tensor) -> Tensor:
 class ConvNorm(nn.Module):
     """Two blocks of convolution and batch norm, with default running statistics."""
 
-    def __init__(self, activation: nn.Module, pool: nn.Module, norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> None:
+    def __init__(
+        self, activation: nn.Module, pool: nn.Module, norm: Callable[[int], nn.Module] = nn.BatchNorm2d
+    ) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(1, 3, 3, padding=1), norm(3), activation, pool, nn.Conv2d(3, 4, 3, padding=1), norm(4), activation, pool
-        )  # fmt: skip
+            *[nn.Conv2d(1, 3, 3, padding=1), norm(3), activation, pool],
+            *[nn.Conv2d(3, 4, 3, padding=1), norm(4), activation, pool],
+        )
         self.head = nn.Linear(4 * 2 * 2, WAYS)
 
     def forward(self, x: Tensor) -> Tensor:  # [n, 1, 8, 8]
@@ -196,6 +199,72 @@ class FunctionalNorm(nn.Module):
         return self.head(torch.tanh(x).flatten(1))
 
 
+class KeywordConv(nn.Module):
+    """Calls F.conv2d with its arguments by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 3, 3), nn.Linear(3 * 16, WAYS)
+
+    def forward(self, x: Tensor) -> Tensor:  # [n, 1, 6, 6]
+        x = F.conv2d(input=x, weight=self.conv.weight, bias=self.conv.bias, padding=0)
+        return self.head(torch.tanh(x).flatten(1))
+
+
+class Residual(nn.Module):
+    """A residual block as torchvision writes it: activation and sum in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+        self.norms, self.head = nn.ModuleList([nn.BatchNorm2d(3), nn.BatchNorm2d(3)]), nn.Linear(3, WAYS)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:  # [n, 1, 6, 6]
+        x = self.relu(self.norms[0](self.first(x)))
+        y = self.norms[1](self.second(x))
+        y += x
+        return self.head(self.relu(y).mean((2, 3)))
+
+
+class Attention(nn.Module):
+    """Attention by the function, and by the layer that returns its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs, self.head = nn.Linear(8, 24), nn.Linear(8, WAYS)
+        self.layer = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:  # [n, length, 8]
+        x = F.scaled_dot_product_attention(*self.inputs(x).chunk(3, -1), is_causal=True)
+        return self.head(self.layer(x, x, x, need_weights=True)[0].mean(1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(4, 5), nn.Linear(5, WAYS)
+
+    def forward(self, x: Tensor) -> Tensor:  # [n, length, 4]
+        hidden = None
+        for step in range(x.shape[1]):
+            hidden = self.cell(x[:, step], hidden)
+        return self.head(hidden)
+
+
+class ConstantInput(nn.Module):
+    """Convolves, normalises and pools a constant, which is then the same for every task and example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("grid", torch.randn(1, 1, 6, 6))
+        self.conv, self.norm, self.head = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(36 + 8, WAYS)
+
+    def forward(self, x: Tensor) -> Tensor:  # [n, 1, 6, 6]
+        place = F.max_pool2d(self.norm(self.conv(self.grid)), 2).flatten()
+        return self.head(torch.cat([x.flatten(1), place.expand(len(x), -1)], 1))
+
+
 def hooked() -> nn.Module:
     """A convolution with a forward hook that changes its output."""
     net = image_net(nn.Conv2d(1, 3, 3), features=3)
@@ -207,10 +276,15 @@ def weight_normed() -> nn.Module:
     return image_net(parametrizations.weight_norm(nn.Conv2d(1, 3, 3)), features=3)
 
 
+def spectral_normed() -> nn.Module:
+    return image_net(parametrizations.spectral_norm(nn.Conv2d(1, 3, 3)), features=3)
+
+
 def conv1d_net() -> nn.Module:
     return nn.Sequential(
-        nn.Conv1d(2, 3, 3, padding=1), nn.BatchNorm1d(3), nn.Tanh(), nn.Conv1d(3, 4, 3, stride=2), nn.Flatten(), nn.Linear(12, WAYS)
-    )  # fmt: skip
+        *[nn.Conv1d(2, 3, 3, padding=1), nn.BatchNorm1d(3), nn.Tanh()],
+        *[nn.Conv1d(3, 4, 3, stride=2), nn.Flatten(), nn.Linear(12, WAYS)],
+    )
 
 
 def conv3d_net() -> nn.Module:
@@ -234,21 +308,49 @@ EXTRAS = {
     "group norm": Model(lambda: image_net(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), features=4), IMAGE),
     "layer norm": Model(lambda: mlp(4, WAYS, nn.LayerNorm(6)), (4,)),
     "layer norm over images": Model(lambda: image_net(nn.Conv2d(1, 2, 3), nn.LayerNorm([2, 4, 4]), features=2), IMAGE),
-    "instance norm": Model(lambda: ConvNorm(nn.SiLU(), nn.AvgPool2d(2), lambda c: nn.InstanceNorm2d(c, affine=True)), (1, 8, 8)),
-    "instance norm, running": Model(lambda: image_net(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, affine=True, track_running_stats=True), features=4), IMAGE),
+    "instance norm": Model(
+        lambda: ConvNorm(nn.SiLU(), nn.AvgPool2d(2), lambda c: nn.InstanceNorm2d(c, affine=True)), (1, 8, 8)
+    ),
+    "instance norm, running": Model(
+        lambda: image_net(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, affine=True, track_running_stats=True), features=4),
+        IMAGE,
+    ),
     "instance norm, no gain": Model(lambda: image_net(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4), features=4), IMAGE),
-    "strided conv": Model(lambda: image_net(nn.Conv2d(1, 3, 3, stride=2), nn.Conv2d(3, 4, 2, stride=(1, 2), padding=1), features=4), (1, 9, 9)),
-    "dilated conv": Model(lambda: image_net(nn.Conv2d(1, 4, 3, dilation=2, padding=1), nn.Conv2d(4, 2, 2, dilation=(2, 1)), features=2), (1, 8, 8)),
-    "grouped conv": Model(lambda: image_net(nn.Conv2d(2, 4, 3, groups=2), nn.Conv2d(4, 4, 3, groups=4, bias=False), features=4), (2, 7, 7)),
-    "strided grouped conv, uneven": Model(lambda: image_net(nn.Conv2d(2, 4, 3, stride=2, dilation=2, padding=(2, 1), groups=2), features=4), (2, 8, 7)),
-    "conv 1x1 and big kernel": Model(lambda: image_net(nn.Conv2d(1, 3, 1), nn.Conv2d(3, 3, 5, padding=4), features=3), IMAGE),
+    "strided conv": Model(
+        lambda: image_net(nn.Conv2d(1, 3, 3, stride=2), nn.Conv2d(3, 4, 2, stride=(1, 2), padding=1), features=4),
+        (1, 9, 9),
+    ),
+    "dilated conv": Model(
+        lambda: image_net(nn.Conv2d(1, 4, 3, dilation=2, padding=1), nn.Conv2d(4, 2, 2, dilation=(2, 1)), features=2),
+        (1, 8, 8),
+    ),
+    "grouped conv": Model(
+        lambda: image_net(nn.Conv2d(2, 4, 3, groups=2), nn.Conv2d(4, 4, 3, groups=4, bias=False), features=4), (2, 7, 7)
+    ),
+    "strided grouped conv, uneven": Model(
+        lambda: image_net(nn.Conv2d(2, 4, 3, stride=2, dilation=2, padding=(2, 1), groups=2), features=4), (2, 8, 7)
+    ),
+    "conv 1x1 and big kernel": Model(
+        lambda: image_net(nn.Conv2d(1, 3, 1), nn.Conv2d(3, 3, 5, padding=4), features=3), IMAGE
+    ),
     "conv 1d, batch norm 1d": Model(conv1d_net, (2, 8)),
     "conv 3d, batch norm 3d": Model(conv3d_net, (1, 4, 4, 4)),
-    "conv transpose": Model(lambda: image_net(nn.ConvTranspose2d(1, 3, 3, stride=2, output_padding=1), features=3), (1, 4, 4)),
-    "padding same": Model(lambda: image_net(nn.Conv2d(1, 3, 3, padding="same"), nn.Conv2d(3, 3, 4, padding="same", dilation=2), features=3), IMAGE),
+    "conv transpose": Model(
+        lambda: image_net(nn.ConvTranspose2d(1, 3, 3, stride=2, output_padding=1), features=3), (1, 4, 4)
+    ),
+    "padding same": Model(
+        lambda: image_net(
+            nn.Conv2d(1, 3, 3, padding="same"), nn.Conv2d(3, 3, 4, padding="same", dilation=2), features=3
+        ),
+        IMAGE,
+    ),
     "padding valid": Model(lambda: image_net(nn.Conv2d(1, 3, 3, padding="valid"), features=3), IMAGE),
-    "padding circular": Model(lambda: image_net(nn.Conv2d(1, 3, 3, padding=1, padding_mode="circular"), features=3), IMAGE),
-    "padding reflect": Model(lambda: image_net(nn.Conv2d(1, 3, 3, padding=(2, 1), padding_mode="reflect"), features=3), IMAGE),
+    "padding circular": Model(
+        lambda: image_net(nn.Conv2d(1, 3, 3, padding=1, padding_mode="circular"), features=3), IMAGE
+    ),
+    "padding reflect": Model(
+        lambda: image_net(nn.Conv2d(1, 3, 3, padding=(2, 1), padding_mode="reflect"), features=3), IMAGE
+    ),
     "embedding": Model(Tokens, (4,), tokens=7),
     "embedding with padding": Model(lambda: Tokens(padding=0), (4,), tokens=7),
     "tied weights": Model(Tied, (4,)),
@@ -263,7 +365,23 @@ EXTRAS = {
     "functional batch norm": Model(FunctionalNorm, IMAGE),
     "forward hook": Model(hooked, IMAGE),
     "weight norm": Model(weight_normed, IMAGE),
-    "batch norm without gain": Model(lambda: image_net(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3, affine=False), features=3), IMAGE),
-    "batch norm, other settings": Model(lambda: image_net(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3, eps=0.1, momentum=None), features=3), IMAGE),
-    "prelu and upsampling": Model(lambda: image_net(nn.Conv2d(1, 3, 3), nn.PReLU(3), nn.Upsample(scale_factor=2, mode="bilinear"), features=3), IMAGE),
+    "batch norm without gain": Model(
+        lambda: image_net(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3, affine=False), features=3), IMAGE
+    ),
+    "batch norm, other settings": Model(
+        lambda: image_net(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3, eps=0.1, momentum=None), features=3), IMAGE
+    ),
+    "convolution by keywords": Model(KeywordConv, IMAGE),
+    "in-place activation": Model(lambda: image_net(nn.Conv2d(1, 3, 3), nn.ReLU(inplace=True), features=3), IMAGE),
+    "in-place activation of a linear layer": Model(
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, WAYS)), (4,)
+    ),
+    "residual block, in place": Model(Residual, IMAGE),
+    "attention": Model(Attention, (3, 8)),
+    "recurrent cell": Model(Recurrent, (3, 4)),
+    "constant input": Model(ConstantInput, IMAGE),
+    "prelu and upsampling": Model(
+        lambda: image_net(nn.Conv2d(1, 3, 3), nn.PReLU(3), nn.Upsample(scale_factor=2, mode="bilinear"), features=3),
+        IMAGE,
+    ),
 }

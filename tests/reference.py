@@ -1,5 +1,8 @@
 """The method by a plain loop: tasks one at a time, ordinary layers, autograd twice. Slow, and easy to read."""
 
+# The paper's symbols are the names here.
+# ruff: noqa: N803, N806, PLR0917
+
 from __future__ import annotations
 
 import copy
@@ -33,30 +36,37 @@ class Method(NamedTuple):
 
 class Outer(NamedTuple):
     loss: Tensor
-    accuracy: Tensor  # [T]
+    accuracy: Tensor | None  # [T]; None where targets are not classes
     ghat: Weights  # {name: [K, *shape]}
+    rounding: set[str]  # names whose summed gradient was nothing but rounding at some step, so that it has no direction
 
 
 def outer_loss(model: nn.Module, state: Any, episodes: Any, method: Method) -> Outer:
     """Algorithm 1, up to the outer update: mean over tasks t of L_test[t](theta[t, K]), and the new memory."""
-    net, T, ghats, total = copy.deepcopy(model).train(), len(episodes.support_x), [], torch.zeros(())
+    net, T, ghats, total, rounding = copy.deepcopy(model).train(), len(episodes.support_x), [], torch.zeros(()), set()
     theta = [{name: state.params[name] for name in method.adapted} for _ in range(T)]
     weights = method.step_weights or (0.0,) * (method.steps - 1) + (1.0,)
     with double_backward():
         for k in range(method.steps):
-            G = [gradient(net, state, theta[t], k, episodes.support_x[t], episodes.support_y[t], method) for t in range(T)]
+            G = [
+                gradient(net, state, theta[t], k, episodes.support_x[t], episodes.support_y[t], method)
+                for t in range(T)
+            ]
             D, ghat = shared_directions(G, k, state, method)
             theta = [moved(theta[t], D[t], k, state, method) for t in range(T)]
             ghats.append(ghat)
+            rounding |= nothing_but_rounding(G)
             if weights[k]:
                 logits = [forward(net, state, theta[t], k, episodes.query_x[t]) for t in range(T)]
                 losses = [method.loss(logits[t], episodes.query_y[t]) for t in range(T)]
                 total = total + weights[k] * sum(losses) / T
-    right = [(logits[t].argmax(-1) == episodes.query_y[t]).double().mean() for t in range(T)]
-    return Outer(total, torch.stack(right), {n: torch.stack([g[n].detach() for g in ghats]) for n in method.adapted})
+    stored = {n: torch.stack([g[n].detach() for g in ghats]) for n in method.adapted}
+    return Outer(total, accuracy(logits, episodes.query_y), stored, rounding)
 
 
-def adapt(model: nn.Module, state: Any, x: Tensor, y: Tensor, query_x: Tensor, method: Method) -> tuple[Weights, Tensor]:
+def adapt(
+    model: nn.Module, state: Any, x: Tensor, y: Tensor, query_x: Tensor, method: Method
+) -> tuple[Weights, Tensor]:
     """Algorithm 2 for one task: its weights after K steps, and its logits."""
     net, theta = copy.deepcopy(model).train(), {name: state.params[name] for name in method.adapted}
     with double_backward():
@@ -64,6 +74,18 @@ def adapt(model: nn.Module, state: Any, x: Tensor, y: Tensor, query_x: Tensor, m
             G = gradient(net, state, theta, k, x, y, method)
             theta = moved(theta, lone_direction(G, k, state, method), k, state, method)
         return theta, forward(net, state, theta, method.steps - 1, query_x)
+
+
+def accuracy(logits: list[Tensor], targets: Tensor) -> Tensor | None:
+    if targets.is_floating_point():
+        return None
+    return torch.stack([(row.argmax(-1) == y).double().mean() for row, y in zip(logits, targets, strict=True)])
+
+
+def nothing_but_rounding(G: list[Weights]) -> set[str]:
+    """Such as a convolution's bias under batch norm: its gradient is zero, and in floating point nearly so."""
+    lengths = {n: sum(g[n] for g in G).norm().item() for n in G[0]}
+    return {n for n, length in lengths.items() if 0 < length < 1e-12 * max(lengths.values())}
 
 
 @contextmanager

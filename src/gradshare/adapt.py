@@ -33,7 +33,10 @@ def adapt(
     notes: list[Any] = []
     for step in range(steps):
         with torch.enable_grad():
-            fast = {name: w if differentiable and w.requires_grad else w.detach().requires_grad_() for name, w in fast.items()}
+            fast = {
+                name: w if differentiable and w.requires_grad else w.detach().requires_grad_()
+                for name, w in fast.items()
+            }
             # Tasks do not touch each other here, so the gradient of the sum is every task's own gradient.
             gradients = torch.autograd.grad(
                 support_losses(fast, step).sum(),

@@ -20,7 +20,9 @@ class Conv4(nn.Module):
         super().__init__()
         channels, height, width = image
         if min(height, width) < 16:
-            raise ValueError(f"Conv4 halves the image four times, so it needs at least 16x16 pixels, not {height}x{width}")
+            raise ValueError(
+                f"Conv4 halves the image four times, so it needs at least 16x16 pixels, not {height}x{width}"
+            )
         inputs = [channels, filters, filters, filters]
         self.convs = nn.ModuleList(nn.Conv2d(size, filters, 3, padding=1) for size in inputs)
         self.norms = nn.ModuleList(nn.BatchNorm2d(filters, track_running_stats=False) for _ in inputs)

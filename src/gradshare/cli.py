@@ -67,11 +67,15 @@ def train(config: Options = RunConfig(), *, out: Path | None = None, resume: Pat
         Go on with the unfinished run in this folder; it has its own options, so give no others.
     """
     if (out is None) == (resume is None):
-        raise UserError("say where the run goes with --out FOLDER, or which to go on with --resume FOLDER (one of them)")
+        raise UserError(
+            "say where the run goes with --out FOLDER, or which to go on with --resume FOLDER (one of them)"
+        )
     if resume is not None:
         if config != RunConfig():
             raise UserError(f"the run in {resume} has its own options: give --resume alone")
         config = run_config(read_config(resume), resume)
+    elif config.arm == "half-rate":
+        raise UserError("half-rate is an arm of compare; here say --arm original and the --inner-lr you mean")
     from gradshare.display import RunDisplay, screen
     from gradshare.runs import run
 
@@ -97,10 +101,10 @@ def test(folder: Path, *, tasks: int = 600, seed: int | None = None, split: str 
     split
         train, val or test.
     """
-    from gradshare.evaluation import evaluate
-    from gradshare.episodes import Shape
-    from gradshare.runs import load_run, settle
     from gradshare.data.dataset import load_dataset
+    from gradshare.episodes import Shape
+    from gradshare.evaluation import evaluate
+    from gradshare.runs import load_run, settle
 
     if tasks < 2:
         raise UserError(f"an interval over tasks needs at least 2 tasks, not {tasks}")
@@ -109,7 +113,10 @@ def test(folder: Path, *, tasks: int = 600, seed: int | None = None, split: str 
     dataset = load_dataset(config.dataset, config.pixels).to(config.device)
     learner, shape = saved.learner().to(config.device), Shape(config.ways, config.shots, config.queries)
     states = [saved.state(epoch).to(config.device) for epoch in saved.best_epochs] or [saved.state()]
-    for name, chosen in {f"best epoch {saved.best_epochs[0]}": states[:1], f"ensemble of {len(states)}": states}.items():
+    for name, chosen in {
+        f"best epoch {saved.best_epochs[0]}": states[:1],
+        f"ensemble of {len(states)}": states,
+    }.items():
         result = evaluate(
             learner, chosen, dataset, split, shape, tasks, config.seed if seed is None else seed, config.eval_batch
         )

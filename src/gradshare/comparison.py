@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import time
 from dataclasses import replace
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -29,12 +30,17 @@ def compare(config: RunConfig, arms: list[Arm], folder: Path, jobs: int, screen:
     # On a CPU two arms side by side, a core each, beat one arm on all cores; a GPU is best used by one.
     jobs = min(jobs or (cores if device == "cpu" else 1), len(arms))
     threads = config.threads or max(1, cores // jobs)
-    configs = [replace(config, arm=arm, device=device, threads=threads) for arm in arms]
+    configs = [replace(config, **arm_options(config, arm), device=device, threads=threads) for arm in arms]
     if jobs == 1:
         for one in configs:
             _train(one, folder / one.arm, RunDisplay(screen, one.arm))
     else:
         _parallel(configs, folder, jobs, screen)
+
+
+def arm_options(config: RunConfig, arm: Arm) -> dict[str, Any]:
+    """What sets an arm apart: its first link, or for the half-rate control the original's inner rate."""
+    return {"arm": arm, "inner_lr": config.inner_lr / 2 if arm == "half-rate" else config.inner_lr}
 
 
 def _train(config: RunConfig, folder: Path, display: RunDisplay) -> None:
@@ -60,7 +66,9 @@ def _parallel(configs: list[RunConfig], folder: Path, jobs: int, screen: Screen)
         if stop():
             raise Interrupted(folder, 0, 0)
     for arm, (kind, message) in failures.items():
-        raise UserError(f"arm {arm}: {message}") if kind == "UserError" else RuntimeError(f"arm {arm} failed:\n{message}")
+        raise (
+            UserError(f"arm {arm}: {message}") if kind == "UserError" else RuntimeError(f"arm {arm} failed:\n{message}")
+        )
 
 
 def _ask_to_stop(running: dict[str, Any]) -> None:
@@ -79,15 +87,17 @@ def _alive(arm: str, process: Any, failures: dict[str, tuple[str, str]]) -> bool
 
 
 def _pass_on(events: Queue[Any], screen: Screen, failures: dict[str, tuple[str, str]]) -> None:
-    try:
-        while True:
-            arm, kind, values = events.get(timeout=0.2)
-            if kind == "failed":
-                failures[arm] = values  # type: ignore[assignment]
-            else:
-                getattr(screen, kind)(arm, *values)
-    except queue.Empty:
-        return
+    """Show what the children tell, for a fifth of a second."""
+    until = time.monotonic() + 0.2
+    while (left := until - time.monotonic()) > 0:
+        try:
+            arm, kind, values = events.get(timeout=left)
+        except queue.Empty:
+            return
+        if kind == "failed":
+            failures[arm] = values
+        else:
+            getattr(screen, kind)(arm, *values)
 
 
 class _Forwarding:

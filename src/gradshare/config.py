@@ -136,7 +136,9 @@ def run_config(content: dict[str, Any], where: Path) -> RunConfig:
     """A RunConfig from `config.json`, refusing what it does not know."""
     unknown = set(content) - {field.name for field in fields(RunConfig)}
     if unknown:
-        raise UserError(f"{where / 'config.json'} has options that this version does not know: {', '.join(sorted(unknown))}")
+        raise UserError(
+            f"{where / 'config.json'} has options that this version does not know: {', '.join(sorted(unknown))}"
+        )
     try:
         return RunConfig(**content)
     except TypeError as error:

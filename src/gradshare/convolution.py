@@ -55,9 +55,7 @@ def _forward(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tens
 
 
 def _backward(g: Tensor, x: Tensor, w: Tensor, geometry: Geometry, mask: list[bool]) -> Any:
-    return aten.convolution_backward(
-        fold_tasks(g), fold_tasks(x), w.flatten(0, 1), None, *geometry.fold(len(x)), mask
-    )
+    return aten.convolution_backward(fold_tasks(g), fold_tasks(x), w.flatten(0, 1), None, *geometry.fold(len(x)), mask)
 
 
 class _Conv(torch.autograd.Function):

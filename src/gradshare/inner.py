@@ -52,7 +52,6 @@ def without_memory(
 ) -> InnerRule:
     """A rule that treats every task for itself and remembers nothing."""
 
-
     def update(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, None]:
         return apply(gradients, learned, step), None
 

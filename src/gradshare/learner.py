@@ -164,8 +164,10 @@ class Learner:
         Reads the memory and never writes it.
         """
         trajectory, _ = self._adapt(state, support_x, support_y, training=False)
-        tasks, shared = len(support_x), self._shared(state, self.steps - 1)
-        return {**{name: w.expand(tasks, *w.shape) for name, w in shared.items()}, **trajectory[-1]}
+        shared = self._shared(state, self.steps - 1)
+        if not torch.is_grad_enabled():  # a view of a leaf asks for gradients even here
+            shared = {name: weight.detach() for name, weight in shared.items()}
+        return {**{name: w.expand(len(support_x), *w.shape) for name, w in shared.items()}, **trajectory[-1]}
 
     def predict(self, fast: Weights, query_x: Tensor) -> Tensor:  # [tasks, n, ways]
         """Apply adapted weights to new inputs of the same tasks."""

@@ -50,6 +50,8 @@ def adam_tensors(state: MetaState, adam: torch.optim.Adam) -> dict[str, Tensor]:
 def restore_adam(state: MetaState, adam: torch.optim.Adam, tensors: dict[str, Tensor]) -> None:
     """Put back what `adam_tensors` gave."""
     for name, leaf in state.trainable().items():
-        moments = {m: tensors[f"adam/{m}/{name}"] for m in ("step", "exp_avg", "exp_avg_sq") if f"adam/{m}/{name}" in tensors}
+        moments = {
+            m: tensors[f"adam/{m}/{name}"] for m in ("step", "exp_avg", "exp_avg_sq") if f"adam/{m}/{name}" in tensors
+        }
         if moments:
             adam.state[leaf] = {m: v if m == "step" else v.to(leaf.device) for m, v in moments.items()}

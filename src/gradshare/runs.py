@@ -54,7 +54,7 @@ def build_learner(config: RunConfig, image: tuple[int, int, int]) -> Learner:
         raise UserError("anil adapts the head alone: leave adapt_norm out")
     return METHODS[config.method](
         Conv4(config.ways, config.filters, image),
-        inner_lr=config.inner_lr / 2 if config.arm == "half-rate" else config.inner_lr,
+        inner_lr=config.inner_lr,
         steps=config.steps,
         sharing=first_link(config.arm, config.norm),
         **options,
@@ -122,7 +122,9 @@ class SavedRun:
             kept = ", ".join(kept.name for kept in checkpoints.listing(self.folder / "checkpoints"))
             raise UserError(f"the checkpoint of epoch {epoch} is not kept; there are {kept}")
         tensors = checkpoints.load(path)[1]
-        return MetaState.of({name: t for name, t in tensors.items() if name.startswith(("params/", "learned/", "memory/"))})
+        return MetaState.of(
+            {name: t for name, t in tensors.items() if name.startswith(("params/", "learned/", "memory/"))}
+        )
 
 
 def load_run(folder: str | Path) -> SavedRun:

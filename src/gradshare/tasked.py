@@ -199,7 +199,9 @@ REPLACED: dict[Any, Callable[..., Tensor]] = {
     F.batch_norm: batch_norm,
     torch.batch_norm: lambda x, w, b, mean, var, train, momentum, eps, cudnn: batch_norm(x, mean, var, w, b, eps=eps),
     F.instance_norm: instance_norm,
-    torch.instance_norm: lambda x, w, b, mean, var, use, momentum, eps, cudnn: instance_norm(x, mean, var, w, b, eps=eps),
+    torch.instance_norm: lambda x, w, b, mean, var, use, momentum, eps, cudnn: instance_norm(
+        x, mean, var, w, b, eps=eps
+    ),
     F.scaled_dot_product_attention: _attention,
     torch.conv1d: _convolution(torch.conv1d, 1, False),
     torch.conv2d: _convolution(torch.conv2d, 2, False),

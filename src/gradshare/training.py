@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass, fields, replace
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -99,7 +99,13 @@ class _Run:
     """A run in progress: the impure edge around the pure core."""
 
     def __init__(
-        self, learner: Learner, dataset: TaskSource, folder: Path, training: Training, display: Display, device: torch.device
+        self,
+        learner: Learner,
+        dataset: TaskSource,
+        folder: Path,
+        training: Training,
+        display: Display,
+        device: torch.device,
     ) -> None:
         self.learner, self.dataset, self.folder = learner, dataset, folder
         self.training, self.display, self.device = training, display, device
@@ -174,7 +180,9 @@ class _Run:
         self.log[0, iteration] = outcome.loss.detach()
         self.log[1, iteration] = torch.nan if outcome.accuracy is None else outcome.accuracy.mean()
         last = iteration + 1 == self.training.iterations
-        if self.device.type == "cpu" or last or iteration % 20 == 0 or self.stop():  # reading a GPU's value makes it wait
+        if (
+            self.device.type == "cpu" or last or iteration % 20 == 0 or self.stop()
+        ):  # reading a GPU's value makes it wait
             self._check_finite(epoch, iteration)
             loss, accuracy = self.log[:, iteration].tolist()
             self.display.iteration(epoch, iteration + 1, loss, None if outcome.accuracy is None else accuracy)
@@ -258,7 +266,9 @@ class _Run:
 
 def best_epochs(metrics: list[dict[str, Any]], count: int = ENSEMBLE) -> list[int]:
     """The epochs of the best validation, best first, the earlier first where two are equal."""
-    ranked = sorted(metrics, key=lambda line: (-line["val_accuracy"] if line["val_accuracy"] is not None else line["val_loss"]))
+    ranked = sorted(
+        metrics, key=lambda line: -line["val_accuracy"] if line["val_accuracy"] is not None else line["val_loss"]
+    )
     return [line["epoch"] for line in ranked[:count]]
 
 
@@ -284,7 +294,9 @@ def load_state(state: MetaState, tensors: dict[str, Tensor]) -> None:
     for name, tensor in state.tensors().items():
         if name not in tensors or tensors[name].shape != tensor.shape:
             found = list(tensors[name].shape) if name in tensors else "nothing"
-            raise UserError(f"the checkpoint does not fit the learner: {name} is {list(tensor.shape)} here, {found} there")
+            raise UserError(
+                f"the checkpoint does not fit the learner: {name} is {list(tensor.shape)} here, {found} there"
+            )
         tensor.copy_(tensors[name])
 
 

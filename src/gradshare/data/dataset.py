@@ -61,7 +61,8 @@ class Dataset:
         starts = counts.cumsum() - counts
         own = {split: [i for i, entry in enumerate(self.index.classes) if entry.split == split] for split in SPLITS}
         return {
-            split: (starts[rows], counts[rows], [self.index.classes[i].name for i in rows]) for split, rows in own.items()
+            split: (starts[rows], counts[rows], [self.index.classes[i].name for i in rows])
+            for split, rows in own.items()
         }
 
     def check(self, split: str, shape: Shape) -> None:

@@ -6,7 +6,8 @@ from gradshare.reports.figures import curves, gates
 from gradshare.reports.findings import Finding, findings
 from gradshare.reports.page import report_page
 from gradshare.reports.runs import Run, find_runs, read_run
-from gradshare.reports.tables import csv_table, markdown_table, rich_table, table
+from gradshare.reports.tables import csv_table, markdown_table, table
+from gradshare.reports.terminal import rich_table
 from gradshare.reports.write import write_report
 
 __all__ = [

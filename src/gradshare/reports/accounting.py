@@ -10,13 +10,12 @@ from gradshare.reports.wording import count, gap
 
 
 def account_for_gain(name: str, arms: dict[str, Any], measure: Measure) -> str:
-    """Two or three sentences on a control against sharing."""
+    """A sentence or two on a control against sharing."""
     arm = arms[name]
     versus = arm["against_shared"]
-    what = f"{name} is {ARMS[arm['arm']].meaning}." if arm["arm"] in ARMS else ""
     if not versus["common_epochs"] or not arm["gains"]["common_epochs"]:
-        return f"{what} It has no epoch in common with {versus['reference']}.".strip()
-    return " ".join(part for part in (what, _level(versus), _share(arm, arms[versus["reference"]], measure)) if part)
+        return f"It has no epoch in common with {versus['reference']}."
+    return " ".join(part for part in (_level(versus), _share(arm, arms[versus["reference"]], measure)) if part)
 
 
 def _level(versus: dict[str, Any]) -> str:
@@ -24,16 +23,13 @@ def _level(versus: dict[str, Any]) -> str:
     sharing = versus["reference"]
     if not versus["epochs_with_bands"]:
         return ""
-    above = versus["epochs_apart_better"]
-    beyond = f", and in {count(above, 'epoch')} it lies entirely on the better side" if above else ""
-    since = versus["level_from_epoch"]
-    if since is None and versus["final_bands"] is None:
-        return ""
+    since, above = versus["level_from_epoch"], versus["epochs_apart_better"]
+    beyond = f" (in {count(above, 'epoch')} its own lies entirely on the better side)" if above else ""
     if since is None:
-        return f"At the last common epoch its band lies entirely on the worse side of that of {sharing}{beyond}."
-    if not versus["epochs_apart_worse"]:
-        return f"Its band never lies entirely on the worse side of that of {sharing}{beyond}."
-    return f"From epoch {since} on its band overlaps that of {sharing} or is better{beyond}."
+        return f"It ends behind {sharing}, with bands apart{beyond}." if versus["final_bands"] else ""
+    if versus["epochs_apart_worse"]:
+        return f"From epoch {since} on it does as well as {sharing}: the bands overlap, or its own is better{beyond}."
+    return f"It does as well as {sharing}: in no epoch does its band lie entirely on the worse side{beyond}."
 
 
 def _share(arm: dict[str, Any], sharing: dict[str, Any], measure: Measure) -> str:
@@ -43,12 +39,12 @@ def _share(arm: dict[str, Any], sharing: dict[str, Any], measure: Measure) -> st
     if of_sharing <= 0 or not sharing["against_original"]["epochs_apart_better"]:
         return f"{name} has no clear gain over the original for it to account for."
     source = ARMS[arm["arm"]].source if arm["arm"] in ARMS else f"what {arm['arm']} keeps"
-    own = f"gains {gap(gain, measure)}" if gain > 0 else "gains nothing"
-    has = f"Over the common epochs it {own} on the original on average, {name} {gap(of_sharing, measure)}"
-    if gain >= of_sharing:
-        return f"{has}: on this data {source} alone does as well as sharing."
-    if gain >= of_sharing / 2:
-        return f"{has}: on this data {source} alone gives most of the gain."
-    if gain > 0:
-        return f"{has}: {source} alone gives less than half of the gain."
-    return f"{has}: {source} alone does not give the gain."
+    own = gap(gain, measure) if gain > 0 else "nothing"
+    mean = f"On average it gains {own} on the original, where {name} gains {gap(of_sharing, measure)}"
+    return f"{mean}: on this data {_part(gain / of_sharing)} of the gain is there with {source} alone."
+
+
+def _part(fraction: float) -> str:
+    if fraction <= 0:
+        return "none"
+    return "all" if fraction >= 1 else "most" if fraction > 0.5 else "less than half" if fraction < 0.5 else "half"

@@ -56,6 +56,7 @@ def against(run: Run, reference: Run) -> dict[str, Any]:
     return {
         "reference": reference.name,
         "speed_up": plain(speed_up(run, reference)),
+        "equally_long": len(pair.epochs) > 0 and bool(run.epochs[-1] == reference.epochs[-1]),
         "common_epochs": len(pair.epochs),
         "area": plain(pair.difference.mean()) if len(pair.epochs) else None,
         "final_epoch": int(pair.epochs[-1]) if len(pair.epochs) else None,

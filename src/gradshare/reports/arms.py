@@ -9,7 +9,7 @@ class Arm(NamedTuple):
     meaning: str
     """What the arm is, after "it is"."""
     source: str = ""
-    """For a control: the part of the method that it keeps, after "the gain comes from"."""
+    """For a control: the part of the method that it keeps, after "the gain is there with"."""
 
 
 ARMS = {

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from gradshare.errors import UserError
 from gradshare.reports.against import against, best_index, direction, gains, plain
-from gradshare.reports.runs import Floats, Measure, Run, TestResult
+from gradshare.reports.runs import Floats, Run, TestResult, common_measure
 from gradshare.reports.thresholds import choose_thresholds, reached, seconds_until
 
 Comparison = dict[str, Any]
@@ -25,7 +26,9 @@ def compare_runs(runs: list[Run]) -> Comparison:
     Accuracies and losses are as in the metrics (accuracies from 0 to 1); `area` and `final_difference` are arm minus
     reference, in accuracy points (or in units of the loss); `speed_up` is a fraction.
     """
-    measure = _common_measure(runs)
+    measure = common_measure(runs)
+    if len({run.name for run in runs}) < len(runs):
+        raise UserError(f"two runs have the same name: {', '.join(run.name for run in runs)}")
     return {
         "version": 1,
         "measure": measure,
@@ -40,27 +43,15 @@ def compare_runs(runs: list[Run]) -> Comparison:
     }
 
 
-def _common_measure(runs: list[Run]) -> Measure:
-    if not runs:
-        raise ValueError("no runs to compare")
-    by_measure: dict[Measure, str] = {run.measure: run.name for run in runs if len(run.epochs)}
-    if len(by_measure) > 1:
-        raise ValueError(
-            f"{by_measure['accuracy']!r} has accuracies and {by_measure['loss']!r} has losses alone:"
-            " report them in separate folders"
-        )
-    return next(iter(by_measure), "accuracy")
-
-
 def _arm(run: Run, runs: list[Run]) -> dict[str, Any]:
-    at = best_index(run)
+    at, planned = best_index(run), run.config.get("epochs")
     last = int(run.epochs[-1]) if len(run.epochs) else None
     return {
         "arm": run.arm,
         "finished": run.finished,
         "epochs": len(run.epochs),
         "epochs_without_value": int((~np.isfinite(run.val)).sum()),
-        "planned_epochs": run.config.get("epochs"),
+        "planned_epochs": planned if isinstance(planned, int) else None,
         "last_epoch": last,
         "best_epoch": None if at is None else int(run.epochs[at]),
         "best_val": None if at is None else plain(run.val[at]),

@@ -73,7 +73,8 @@ def _shape(runs: list[Run]) -> str:
 def _subject(runs: list[Run]) -> str:
     data, shape, queries = values(runs, "dataset"), _shape(runs), values(runs, "queries")
     where = f" on {listed(data)}" if data else ""
-    asked = f", with {listed(queries, 'or')} query examples a class" if queries else ""
+    each = " a class" if values(runs, "ways") else ""
+    asked = f", with {listed(queries, 'or')} query examples{each}" if queries else ""
     size = f" ({shape}{asked})" if shape else ""
     who = f"{count(len(runs), 'arm')} of " if len(runs) > 1 else f"One run ({runs[0].name}) of "
     return f"{who}{_methods(runs)}{where}{size}."

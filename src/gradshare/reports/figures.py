@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+import warnings
 from typing import Any, Literal, NamedTuple
 
 import matplotlib
@@ -11,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from gradshare.reports.against import best_index
-from gradshare.reports.runs import Floats, Run, TestResult
+from gradshare.reports.runs import Floats, Run, TestResult, common_measure
 from gradshare.reports.wording import GATE_LAM, GATE_M, MINUS
 
 INK, GRID, PAPER = "#1b1f24", "#d9dde2", "#ffffff"
@@ -32,6 +34,7 @@ STROKES = {
     "memory-only": Stroke("#e69f00", (0, (7, 2, 1, 2, 1, 2))),
 }
 OTHER = Stroke("#56b4e9", (0, (3, 1.5)))
+LONGEST_NAME = 32
 
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
@@ -55,6 +58,8 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 9,
     "lines.linewidth": 1.8,
+    "figure.constrained_layout.w_pad": 0.12,
+    "figure.constrained_layout.h_pad": 0.1,
     "figure.facecolor": PAPER,
     "savefig.facecolor": PAPER,
     "svg.fonttype": "none",  # text stays text: searchable, and in the page's own font
@@ -69,8 +74,8 @@ def curves(runs: list[Run]) -> Figure:
         axes = figure.add_subplot()
         for run in runs:
             _draw_curve(axes, run)
-        _label_epochs(axes, f"validation {runs[0].measure}")
-        if runs[0].measure == "accuracy":
+        _label_epochs(axes, f"validation {common_measure(runs)}")
+        if common_measure(runs) == "accuracy":
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))
         figure.legend(loc="outside lower left", ncols=2 if len(runs) > 3 else 1, handlelength=3)
         return figure
@@ -78,12 +83,15 @@ def curves(runs: list[Run]) -> Figure:
 
 def gates(runs: list[Run]) -> Figure | None:
     """The means of sig(m) and sig(lam) over inner steps, and each step as a faint line; None if no run has any."""
-    panels = {f"{GATE_M}: weight of the new batch": "m", f"{GATE_LAM}: weight of the shared gradient": "lam"}
+    panels = {
+        f"{GATE_M}: weight of the new batch": "m",
+        f"{GATE_LAM}: weight taken from the task's own gradient": "lam",
+    }
     present = {title: key for title, key in panels.items() if any(_gate(run, key) is not None for run in runs)}
     if not present:
         return None
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8.4 if len(present) > 1 else 5.0, 3.5), layout="constrained")
+        figure = Figure(figsize=(8.4, 3.4 + 0.05 * len(runs)), layout="constrained")
         for position, (title, key) in enumerate(present.items(), start=1):
             axes = figure.add_subplot(1, len(present), position)
             axes.axhline(0.5, color=INK, linewidth=0.8, linestyle=(0, (1, 3)))
@@ -91,6 +99,7 @@ def gates(runs: list[Run]) -> Figure | None:
                 _draw_gate(axes, run, _gate(run, key))
             axes.set_title(title, fontsize=10, loc="left")
             _label_epochs(axes, "")
+            _widen(axes)
         handles = {str(line.get_label()): line for axes in figure.axes for line in _labelled(axes)}
         figure.legend(handles.values(), handles.keys(), loc="outside lower left", ncols=5, handlelength=3)
         return figure
@@ -100,14 +109,15 @@ def image(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
     """The figure as a file's bytes, without dates or versions: the same figure always gives the same bytes."""
     nothing = {"png": ("Software",), "svg": ("Date", "Creator", "Format", "Type")}[kind]
     target = io.BytesIO()
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a folder may be named in any script
         figure.savefig(target, format=kind, dpi=160, metadata=dict.fromkeys(nothing))
     return target.getvalue()
 
 
 def legend_label(run: Run) -> str:
     """As in the paper's legends: shared: MaxVal 67.1% Ep 8 Test 66.2±1.1%."""
-    best, name = best_index(run), run.name if run.finished else f"{run.name} (unfinished)"
+    best, name = best_index(run), _shortened(run.name) + ("" if run.finished else " (unfinished)")
     if best is None:
         return f"{name}: no value yet"
     extreme = "MaxVal" if run.measure == "accuracy" else "MinVal"
@@ -116,11 +126,14 @@ def legend_label(run: Run) -> str:
 
 def _test_label(run: Run) -> str:
     result: TestResult | None = run.test_ensemble or run.test_best
-    if result is None:
+    value = math.nan if result is None else result.accuracy if run.measure == "accuracy" else result.loss
+    if result is None or not math.isfinite(value):
         return ""
+    if not math.isfinite(result.interval):
+        return f" Test {_short(run, value)}"
     if run.measure == "loss":
-        return f" Test {result.loss:.3g}±{result.interval:.2g}"
-    return f" Test {100 * result.accuracy:.1f}±{100 * result.interval:.1f}%"
+        return f" Test {value:.3g}±{result.interval:.2g}"
+    return f" Test {100 * value:.1f}±{100 * result.interval:.1f}%"
 
 
 def _short(run: Run, value: float) -> str:
@@ -144,14 +157,29 @@ def _draw_gate(axes: Axes, run: Run, steps: Floats | None) -> None:
     marker = "o" if len(run.epochs) == 1 else ""
     axes.plot(run.epochs, steps, color=stroke.color, alpha=0.3, linewidth=0.8, marker=marker, markersize=3)
     mean = steps.mean(axis=1)
-    axes.plot(run.epochs, mean, color=stroke.color, linestyle=stroke.dashes, marker=marker, label=_visible(run.name))
+    axes.plot(
+        run.epochs,
+        mean,
+        color=stroke.color,
+        linestyle=stroke.dashes,
+        marker=marker,
+        label=_visible(_shortened(run.name)),
+    )
 
 
 def _label_epochs(axes: Axes, label: str) -> None:
+    axes.margins(x=0.02)
     axes.set_xlabel("epoch")
     axes.set_ylabel(label)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}".replace("-", MINUS)))
+
+
+def _widen(axes: Axes, least: float = 0.1) -> None:
+    """Show at least that range of a gate, so that noise does not look like a trend."""
+    low, high = axes.get_ylim()
+    missing = max(0.0, least - (high - low))
+    axes.set_ylim(low - missing / 2, high + missing / 2)
 
 
 def _gate(run: Run, key: str) -> Floats | None:
@@ -163,5 +191,10 @@ def _labelled(axes: Axes) -> list[matplotlib.lines.Line2D]:
 
 
 def _visible(label: str) -> str:
-    """matplotlib leaves out labels that begin with an underscore."""
-    return f" {label}" if label.startswith("_") else label
+    """A label for a legend: matplotlib leaves out those that begin with an underscore, and SVG allows no controls."""
+    text = "".join(character if character.isprintable() else " " for character in label)
+    return f" {text}" if text.startswith("_") else text
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME // 2]}…{name[-LONGEST_NAME // 2 :]}"

@@ -16,45 +16,46 @@ class Finding(NamedTuple):
 
 
 def findings(comparison: Comparison) -> list[Finding]:
-    """A finding an arm against the original, a finding a control against sharing, and what limits them."""
-    arms, measure = comparison["arms"], comparison["measure"]
-    alone = [Finding(name, _alone(name, arms, measure)) for name, arm in arms.items() if not arm["against_original"]]
-    compared = [
-        Finding(f"{name} against {arm['against_original']['reference']}", _compared(name, comparison))
-        for name, arm in arms.items()
-        if arm["against_original"]
-    ]
-    controls = [
-        Finding(f"{name} against {arm['against_shared']['reference']}", account_for_gain(name, arms, measure))
-        for name, arm in arms.items()
-        if arm["gains"]
-    ]
-    return alone + compared + controls
+    """A finding an arm: on its own, or against the original, and for a control against sharing too."""
+    return [Finding(name, _finding(name, comparison)) for name in comparison["arms"]]
 
 
-def _alone(name: str, arms: dict[str, Any], measure: Measure) -> str:
-    arm = arms[name]
-    partnerless = arm["arm"] != "original" or len(arms) == 1
-    nobody = (
-        "There is nothing beside it to compare it with." if len(arms) == 1 else "It has no original to compare with."
-    )
-    return _join(_state(arm), _best(arm, measure), _near_chance(arm), nobody if partnerless else "")
+def _finding(name: str, comparison: Comparison) -> str:
+    arm = comparison["arms"][name]
+    if not arm["against_original"]:
+        told = _alone(arm, comparison)
+    elif not arm["against_original"]["common_epochs"]:
+        told = f"It has no epoch in common with {arm['against_original']['reference']}."
+    elif arm["gains"]:
+        told = _control(name, comparison)
+    else:
+        told = _in_full(name, comparison)
+    return _join(_state(arm), told, _near_chance(arm))
 
 
-def _compared(name: str, comparison: Comparison) -> str:
+def _alone(arm: dict[str, Any], comparison: Comparison) -> str:
+    if len(comparison["arms"]) == 1:
+        return _join(_best(arm, comparison["measure"]), _gates(arm), "There is nothing beside it to compare it with.")
+    lonely = "" if arm["arm"] == "original" else "It has no original to compare it with."
+    return _join(_best(arm, comparison["measure"]), lonely)
+
+
+def _control(name: str, comparison: Comparison) -> str:
+    """Short: the tables have the rest."""
+    arm, measure = comparison["arms"][name], comparison["measure"]
+    return _join(_bands(arm["against_original"]), account_for_gain(name, comparison["arms"], measure))
+
+
+def _in_full(name: str, comparison: Comparison) -> str:
     arm, measure = comparison["arms"][name], comparison["measure"]
     versus = arm["against_original"]
     reference = comparison["arms"][versus["reference"]]
-    if not versus["common_epochs"]:
-        return _join(_state(arm), f"It has no epoch in common with {versus['reference']}.")
     return _join(
-        _state(arm),
         _curves(versus, measure),
         _last_epoch(versus, measure),
         _speed(arm, reference, measure),
         _thresholds(name, versus["reference"], comparison),
         _test(arm, reference, measure),
-        _near_chance(arm),
         _gates(arm),
     )
 
@@ -84,24 +85,39 @@ def _near_chance(arm: dict[str, Any]) -> str:
 
 
 def _curves(versus: dict[str, Any], measure: Measure) -> str:
-    better, worse, epochs = versus["epochs_apart_better"], versus["epochs_apart_worse"], versus["common_epochs"]
+    better, worse, original = versus["epochs_apart_better"], versus["epochs_apart_worse"], versus["reference"]
     mean = f"{signed(versus['area'], measure)} {'points' if measure == 'accuracy' else 'in the loss'}"
-    average = f"over the {count(epochs, 'common epoch')} the mean difference is {mean}"
+    average = f"over the {count(versus['common_epochs'], 'common epoch')} the mean difference is {mean}"
     if not versus["epochs_with_bands"]:
-        return f"No intervals were recorded; {average}."
+        return f"Against {original}, {average}; no intervals were recorded."
     if not better and not worse:
-        return f"The two cannot be told apart: their 95 % bands overlap in every common epoch, and {average}."
-    lead = versus["area"] if measure == "accuracy" else -versus["area"]
-    verdict = (
-        "Ahead" if better and not worse and lead > 0 else "Behind" if worse and not better and lead < 0 else "Mixed"
-    )
+        return f"Not apart from {original}: the 95 % bands overlap in every common epoch, and {average}."
     parts = [
-        f"entirely on the better side in {count(better, 'epoch')} (first in epoch {versus['first_epoch_apart']})"
-        if better
-        else "",
-        f"entirely on the worse side in {count(worse, 'epoch')}" if worse else "",
+        f"on the better side in {count(better, 'epoch')} (first in epoch {versus['first_epoch_apart']})" * bool(better),
+        f"on the worse side in {count(worse, 'epoch')}" * bool(worse),
     ]
-    return f"{verdict}: {average}, and its 95 % band lies {' and '.join(part for part in parts if part)}."
+    apart = " and ".join(part for part in parts if part)
+    return f"{_verdict(versus, measure)} {original}: {average}, and its 95 % band lies entirely {apart}."
+
+
+def _verdict(versus: dict[str, Any], measure: Measure) -> str:
+    better, worse = versus["epochs_apart_better"], versus["epochs_apart_worse"]
+    lead = versus["area"] if measure == "accuracy" else -versus["area"]
+    if better and not worse and lead > 0:
+        return "Ahead of"
+    if worse and not better and lead < 0:
+        return "Behind"
+    return "Neither ahead of nor behind"
+
+
+def _bands(versus: dict[str, Any]) -> str:
+    if not versus["epochs_with_bands"]:
+        return ""
+    better, worse = versus["epochs_apart_better"], versus["epochs_apart_worse"]
+    return (
+        f"Its 95 % band lies entirely on the better side of that of {versus['reference']} in {better} of"
+        f" {count(versus['common_epochs'], 'common epoch')}, and on the worse side in {worse}."
+    )
 
 
 def _last_epoch(versus: dict[str, Any], measure: Measure) -> str:
@@ -117,12 +133,22 @@ def _speed(arm: dict[str, Any], reference: dict[str, Any], measure: Measure) -> 
     speed_up = arm["against_original"]["speed_up"]
     if speed_up is None:
         return ""
-    still_rising = [one["best_epoch"] == one["last_epoch"] for one in (arm, reference)]
-    doubt = " At least one of them was best at its last epoch, so longer training may change this." * any(still_rising)
     return (
         f"The paper's speed-up is {percent(speed_up)}: best validation {measure} at epoch {arm['best_epoch']}"
-        f" against epoch {reference['best_epoch']}.{doubt}"
+        f" against epoch {reference['best_epoch']}{_doubt(arm, reference, measure)}."
     )
+
+
+def _doubt(arm: dict[str, Any], reference: dict[str, Any], measure: Measure) -> str:
+    """What makes the speed-up say little."""
+    if arm["last_epoch"] != reference["last_epoch"]:
+        return "; but the two did not train equally long, so this says little"
+    best, other = arm["best_val"], reference["best_val"]
+    if (best < other) == (measure == "accuracy") and best != other:
+        return f"; but that best is the worse of the two ({level(best, measure)} against {level(other, measure)})"
+    if arm["last_epoch"] in (arm["best_epoch"], reference["best_epoch"]):
+        return "; but one of them was best at its last epoch, so longer training may change this"
+    return ""
 
 
 def _thresholds(name: str, reference: str, comparison: Comparison) -> str:
@@ -136,8 +162,8 @@ def _thresholds(name: str, reference: str, comparison: Comparison) -> str:
         told = f"It reached {round_level(both[-1]['value'], measure)} at {own}, {reference} at {other}."
     if not further:
         return told
-    winner, loser = (name, reference) if further[-1]["reached"][name] else (reference, name)
-    return _join(told, f"{round_level(further[-1]['value'], measure)} was reached by {winner} and not by {loser}.")
+    winner = name if further[-1]["reached"][name] else reference
+    return _join(told, f"Of the two, only {winner} reached {round_level(further[-1]['value'], measure)}.")
 
 
 def _when(hit: dict[str, Any]) -> str:

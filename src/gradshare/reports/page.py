@@ -10,11 +10,11 @@ from html import escape
 from gradshare.reports import description
 from gradshare.reports.arms import ARMS
 from gradshare.reports.compare import Comparison
-from gradshare.reports.figures import GRID, INK, PAPER
+from gradshare.reports.figures import GRID, INK, OTHER, PAPER, STROKES
 from gradshare.reports.findings import findings
 from gradshare.reports.page_style import SCRIPT, STYLE
 from gradshare.reports.runs import Run
-from gradshare.reports.tables import Cell, cells, heading, threshold_table
+from gradshare.reports.tables import Cell, cells, has_reference, heading, threshold_table
 from gradshare.reports.wording import ABSENT, GATE_LAM, GATE_M, MINUS
 
 
@@ -28,7 +28,7 @@ def report_page(
     """The whole page. Every name from a file is escaped; the page's own policy forbids loading anything."""
     title = escape(description.title(runs))
     sections = [
-        f"<h1>{title}</h1>\n<p class=lead>{escape(description.description(runs))}</p>\n{_arms(runs)}",
+        f"<h1>{title}</h1>\n<p class=lead>{_prose(description.description(runs))}</p>\n{_arms(runs)}",
         _section("Results", _results(comparison)),
         _section("What this shows", _findings(comparison)),
         _section("Validation curves", _figure("curves", curves_svg, _CURVES)),
@@ -47,14 +47,23 @@ def report_page(
 
 
 _CURVES = (
-    "Shaded: the 95 % interval over the validation tasks. A dot marks the best epoch. MaxVal and Ep: the best"
-    " validation value and its earliest epoch; Test: the ensemble of the best epochs where there is one, else the best"
-    " epoch alone."
+    "Shaded: the 95 % interval over the validation tasks. A dot marks the best epoch. MaxVal (of a loss:"
+    " MinVal) and Ep: the best validation value and its earliest epoch. Test: the ensemble of the best epochs where"
+    " there is one, else the best epoch alone."
 )
 _GATES = (
     "Thick: the mean over inner steps; faint: each inner step. Both start at 0.5 (dotted)."
     f" A high {GATE_M} trusts the tasks of the current batch over the memory;"
-    f" a high {GATE_LAM} trusts the shared gradient over the task's own."
+    f" a high {GATE_LAM} leaves less of the task's own gradient."
+)
+
+
+_AGAINST = (
+    f"Against the original: the paper's speed-up, (epoch of the original {MINUS} epoch of the arm) / epoch of the arm,"
+    " each the earliest best epoch, which says when an arm was at its best and not how good that was (in"
+    " parentheses: the two did not train equally long); arm minus original, as a mean"
+    " over the common epochs and at the last of them; and in how many epochs the 95 % bands are apart, with the first"
+    " in which the arm's is the better."
 )
 
 
@@ -77,26 +86,22 @@ def _arms(runs: list[Run]) -> str:
 
 
 def _results(comparison: Comparison) -> str:
-    top = _row("th", [escape(name) for name in heading(comparison["measure"])])
-    rows = "".join(_value_row(row) for row in cells(comparison))
-    note = (
-        f"Arm minus original: the speed-up, (epoch of the original {MINUS} epoch of the arm) / epoch of the arm, each the"
-        " earliest best epoch, as in the paper; the lead, a mean over the common epochs and at the last of them; and"
-        " the number of epochs in which the 95 % bands are apart."
-    )
-    return _table(f"<thead>{top}</thead>\n<tbody>\n{rows}</tbody>", "sortable") + _note(note, comparison["note"])
+    top = _row("th", [escape(name) for name in heading(comparison)])
+    arms = [arm["arm"] for arm in comparison["arms"].values()]
+    rows = "".join(_value_row(row, arm) for row, arm in zip(cells(comparison), arms, strict=True))
+    notes = ([_AGAINST] if has_reference(comparison) else []) + [comparison["note"] + " Times are of training alone."]
+    return _table(f"<thead>{top}</thead>\n<tbody>\n{rows}</tbody>", "sortable") + _note(*notes)
 
 
-def _value_row(row: list[Cell]) -> str:
+def _value_row(row: list[Cell], arm: str) -> str:
     values = ["" if cell.value is None else escape(str(cell.value)) for cell in row]
-    name, *others = [
-        f'<td data-value="{value}">{escape(cell.text)}</td>' for value, cell in zip(values, row, strict=True)
-    ]
-    return f"<tr>{name.replace('<td', '<td class=name', 1)}{''.join(others)}</tr>\n"
+    tagged = [f'<td data-value="{value}">' for value in values]
+    tagged[0] += f'<i style="background: {themed(STROKES.get(arm, OTHER).color)}"></i>'
+    return f"<tr>{''.join(tag + escape(cell.text) + '</td>' for tag, cell in zip(tagged, row, strict=True))}</tr>\n"
 
 
 def _findings(comparison: Comparison) -> str:
-    pairs = "".join(f"<dt>{escape(one.about)}</dt>\n<dd>{escape(one.text)}</dd>\n" for one in findings(comparison))
+    pairs = "".join(f"<dt>{escape(one.about)}</dt>\n<dd>{_prose(one.text)}</dd>\n" for one in findings(comparison))
     return f"<div class=card><dl>\n{pairs}</dl></div>"
 
 
@@ -110,8 +115,9 @@ def _thresholds(comparison: Comparison) -> str:
 
 
 def _configuration(runs: list[Run]) -> str:
-    differing = description.differing_keys(runs)
-    same = [key for key in description.all_keys(runs) if key not in differing]
+    named = all(run.name == run.arm for run in runs)  # then the first column says the arm already
+    differing = [key for key in description.differing_keys(runs) if key != "arm" or not named]
+    same = [key for key in description.all_keys(runs) if key not in description.differing_keys(runs)]
     top = _row("th", ["Arm", *(escape(key) for key in differing)])
     rows = "".join(_row("td", [escape(run.name), *(escape(_value(run, key)) for key in differing)]) for run in runs)
     pairs = "".join(_row("td", [escape(key), escape(_value(runs[0], key))]) for key in same)
@@ -132,13 +138,18 @@ def _table(content: str, kind: str = "plain") -> str:
     return f'<div class="card scroll"><table class={kind}>\n{content}\n</table></div>\n'
 
 
+def _prose(text: str) -> str:
+    """Escaped, with numbers kept on one line with their signs and units."""
+    return re.sub(r"(?<=\d) (?=%)| (?=[=±] )|(?<=[=±]) ", "\N{NO-BREAK SPACE}", escape(text))
+
+
 def _note(*texts: str) -> str:
-    return "".join(f"<p class=note>{escape(text)}</p>\n" for text in texts)
+    return "".join(f"<p class=note>{_prose(text)}</p>\n" for text in texts)
 
 
 def _figure(name: str, svg: bytes, caption: str) -> str:
     return (
-        f"<figure class=card>\n{inline_svg(svg.decode(), name)}\n<figcaption>{escape(caption)}</figcaption>\n</figure>"
+        f"<figure class=card>\n{inline_svg(svg.decode(), name)}\n<figcaption>{_prose(caption)}</figcaption>\n</figure>"
     )
 
 
@@ -149,6 +160,9 @@ def inline_svg(svg: str, name: str) -> str:
     size = re.search(r'viewBox="[^"]*"', start)
     opened = f'<svg {size.group() if size else ""} role="img" aria-label="{name}">'
     named = re.sub(r'(?<= id=")|(?<=url\(#)|(?<=href="#)', f"{name}-", rest)
-    for color, theme in ((INK, "currentColor"), (GRID, "var(--line)"), (PAPER, "var(--card)")):
-        named = re.sub(rf"(?<=(?:fill|roke): ){color}", theme, named)
-    return opened + named
+    return opened + re.sub(r"(?<=fill: )#\w{6}|(?<=stroke: )#\w{6}", lambda color: themed(color.group()), named)
+
+
+def themed(color: str) -> str:
+    """The page's own colour in the place of ink, grid and paper, so that figures follow light and dark."""
+    return {INK: "currentColor", GRID: "var(--line)", PAPER: "var(--card)"}.get(color, color)

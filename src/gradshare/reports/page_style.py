@@ -8,20 +8,22 @@ STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--back); color: var(--ink);
   font: 16px/1.6 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-main { max-width: 1080px; margin: 0 auto; padding: 48px 24px 72px; }
+main { max-width: 1120px; margin: 0 auto; padding: 48px 24px 72px; }
 h1 { font-size: 1.9rem; line-height: 1.2; letter-spacing: -0.015em; margin: 0 0 16px; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; letter-spacing: -0.005em; margin: 44px 0 12px; }
 p { margin: 0 0 12px; max-width: 76ch; overflow-wrap: anywhere; }
 .lead { font-size: 1.05rem; }
+.note { max-width: 104ch; margin: 10px 0 0; }
 .note, figcaption, .hint { color: var(--soft); font-size: 0.88rem; }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 20px 22px; }
-.scroll { overflow-x: auto; padding: 4px 0; }
-table { border-collapse: collapse; width: 100%; font-size: 0.86rem; font-variant-numeric: tabular-nums; }
-th, td { padding: 9px 10px; text-align: right; border-bottom: 1px solid var(--line); vertical-align: baseline; }
+.card.scroll { overflow-x: auto; padding: 4px 0; }
+table { border-collapse: collapse; width: 100%; font-size: 0.85rem; font-variant-numeric: tabular-nums; }
+th, td { padding: 9px 8px; text-align: right; border-bottom: 1px solid var(--line); vertical-align: baseline; }
 th:first-child, td:first-child { text-align: left; padding-left: 16px; font-weight: 600; }
 th:last-child, td:last-child { padding-right: 16px; }
 td { white-space: nowrap; }
-td.name { white-space: normal; overflow-wrap: anywhere; min-width: 7em; max-width: 16em; }
+td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 11em; }
+td i { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 8px; }
 thead th { color: var(--soft); font-weight: 600; font-size: 0.78rem; line-height: 1.3; vertical-align: bottom; }
 tbody tr:last-child > * { border-bottom: 0; }
 tbody tr:hover { background: var(--tint); }
@@ -43,7 +45,7 @@ dl.arms dt, dl.arms dd { margin: 0; }
 details { margin-top: 14px; }
 summary { cursor: pointer; color: var(--soft); font-size: 0.92rem; }
 details table { width: auto; margin: 8px 0; }
-details td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+details td { text-align: left; padding-top: 4px; padding-bottom: 4px; white-space: normal; overflow-wrap: anywhere; }
 pre { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 12px 16px; overflow-x: auto;
   font: 0.86rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; margin: 0; }
 @media (max-width: 640px) { main { padding: 28px 14px 48px; } .card { padding: 14px; }

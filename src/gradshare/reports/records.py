@@ -7,6 +7,8 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gradshare.errors import UserError
+
 Json = dict[str, Any]
 
 
@@ -22,19 +24,19 @@ class Record(NamedTuple):
         if value is None:
             return math.nan
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{self.where}: {key} is {value!r}, and a number or null is needed")
+            raise UserError(f"{self.where}: {key} is {value!r}, and a number or null is needed")
         return float(value)
 
     def fraction(self, key: str) -> float:
         value = self.number(key)
         if value < 0 or value > 1:
-            raise ValueError(f"{self.where}: {key} is {value:g}, and a value between 0 and 1 is needed")
+            raise UserError(f"{self.where}: {key} is {value:g}, and a value between 0 and 1 is needed")
         return value
 
     def count(self, key: str) -> int:
         value = self.values.get(key)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{self.where}: {key} is {value!r}, and a whole number from 1 on is needed")
+            raise UserError(f"{self.where}: {key} is {value!r}, and a whole number from 1 on is needed")
         return value
 
     def numbers(self, key: str) -> list[float] | None:
@@ -42,7 +44,7 @@ class Record(NamedTuple):
         if value is None:
             return None
         if not isinstance(value, list):
-            raise ValueError(f"{self.where}: {key} is {value!r}, and a list of numbers is needed")
+            raise UserError(f"{self.where}: {key} is {value!r}, and a list of numbers is needed")
         return [Record({key: item}, self.where).number(key) for item in value]
 
     def inner(self, key: str) -> Record | None:
@@ -50,7 +52,7 @@ class Record(NamedTuple):
         if value is None:
             return None
         if not isinstance(value, dict):
-            raise ValueError(f"{self.where}: {key} is {value!r}, and an object or null is needed")
+            raise UserError(f"{self.where}: {key} is {value!r}, and an object or null is needed")
         return Record(value, f"{self.where}, {key}")
 
 
@@ -67,7 +69,7 @@ def read_lines(path: Path) -> list[Record]:
     epochs = [record.count("epoch") for record in records]
     for before, epoch, record in zip(epochs, epochs[1:], records[1:], strict=False):
         if epoch <= before:
-            raise ValueError(f"{record.where}: epoch {epoch} comes after epoch {before}")
+            raise UserError(f"{record.where}: epoch {epoch} comes after epoch {before}")
     return records
 
 
@@ -75,7 +77,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text at byte {error.start}: the file is damaged") from error
+        raise UserError(f"{path}: not UTF-8 text at byte {error.start}: the file is damaged") from error
 
 
 def _parse(text: str, where: str) -> Record:
@@ -83,7 +85,7 @@ def _parse(text: str, where: str) -> Record:
         values = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-        raise ValueError(f"{where}: not complete JSON ({reason}): the file is damaged or cut") from error
+        raise UserError(f"{where}: not complete JSON ({reason}): the file is damaged or cut") from error
     if not isinstance(values, dict):
-        raise ValueError(f"{where}: a JSON object is needed, not {type(values).__name__}")
+        raise UserError(f"{where}: a JSON object is needed, not {type(values).__name__}")
     return Record(values, where)

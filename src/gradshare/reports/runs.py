@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from gradshare.errors import UserError
 from gradshare.reports.arms import arm_rank
 from gradshare.reports.records import Json, Record, read_lines, read_object
 
@@ -58,7 +59,7 @@ def read_run(folder: Path) -> Run:
     """Read one run folder; ValueError names the file and line that cannot be read."""
     folder = Path(folder)
     if not is_run(folder):
-        raise ValueError(f"no run in {folder}: it holds no config.json")
+        raise UserError(f"no run in {folder}: it holds no config.json")
     config = read_object(folder / "config.json").values
     metrics = read_lines(folder / "metrics.jsonl")
     timings = read_lines(folder / "timings.jsonl")
@@ -91,15 +92,28 @@ def find_runs(folder: Path) -> list[Run]:
     """The run in `folder`, or the runs one and two levels below: the original, sharing, then the controls."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise ValueError(f"no run in {folder}: there is no such folder")
+        raise UserError(f"no run in {folder}: there is no such folder")
     if is_run(folder):
         return [read_run(folder)]
     runs = [read_run(path) for path in _run_folders_below(folder)]
     if not runs:
-        raise ValueError(f"no run in {folder}: neither it nor the two levels of folders below hold a config.json")
+        raise UserError(f"no run in {folder}: neither it nor the two levels of folders below hold a config.json")
     copies = Counter(run.arm for run in runs)
     named = [replace(run, name=_path_name(run, folder)) if copies[run.arm] > 1 else run for run in runs]
     return sorted(named, key=lambda run: (arm_rank(run.arm), run.arm, run.folder.as_posix()))
+
+
+def common_measure(runs: list[Run]) -> Measure:
+    """What the runs are compared by; a run without epochs goes along with the others."""
+    if not runs:
+        raise UserError("no runs to compare")
+    by_measure: dict[Measure, str] = {run.measure: run.name for run in runs if len(run.epochs)}
+    if len(by_measure) > 1:
+        raise UserError(
+            f"{by_measure['accuracy']!r} has accuracies and {by_measure['loss']!r} has losses alone:"
+            " report them in separate folders"
+        )
+    return next(iter(by_measure), "accuracy")
 
 
 def is_run(folder: Path) -> bool:
@@ -136,7 +150,7 @@ def _steps(metrics: list[Record], key: str) -> Floats | None:
         return None
     for record, row in zip(metrics, rows, strict=True):
         if row is not None and len(row) != steps:
-            raise ValueError(f"{record.where}: {key} has {len(row)} inner steps, and the lines before have {steps}")
+            raise UserError(f"{record.where}: {key} has {len(row)} inner steps, and the lines before have {steps}")
     return np.array([row or [np.nan] * steps for row in rows], dtype=np.float64)
 
 

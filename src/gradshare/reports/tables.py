@@ -1,18 +1,15 @@
-"""The comparison as a table: for people (text, Markdown, terminal) and for programs (CSV)."""
+"""The comparison as a table: for people (text, Markdown) and for programs (CSV)."""
 
 from __future__ import annotations
 
 import csv
 import html
 import io
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from gradshare.reports import wording
 from gradshare.reports.compare import Comparison
 from gradshare.reports.runs import Measure
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 Rows = list[list[str]]
 
@@ -25,12 +22,21 @@ class Cell(NamedTuple):
 
 def table(comparison: Comparison) -> Rows:
     """The heading row, then a row an arm."""
-    return [heading(comparison["measure"])] + [[cell.text for cell in row] for row in cells(comparison)]
+    return [heading(comparison)] + [[cell.text for cell in row] for row in cells(comparison)]
 
 
 def cells(comparison: Comparison) -> list[list[Cell]]:
     """A row an arm, each cell as text and as a value."""
-    return [_row(name, arm, comparison["measure"]) for name, arm in comparison["arms"].items()]
+    measure, against = comparison["measure"], has_reference(comparison)
+    return [
+        _own_cells(name, arm, measure) + (_compared_cells(arm, measure) if against else []) + _time_cells(arm)
+        for name, arm in comparison["arms"].items()
+    ]
+
+
+def has_reference(comparison: Comparison) -> bool:
+    """Whether any arm has an original to be compared with; without one, those columns are left out."""
+    return any(arm["against_original"] for arm in comparison["arms"].values())
 
 
 def threshold_table(comparison: Comparison) -> Rows:
@@ -56,63 +62,55 @@ def csv_table(comparison: Comparison) -> str:
     return text.getvalue()
 
 
-def rich_table(comparison: Comparison) -> Table:
-    """The same table for a terminal."""
-    from rich.table import Table
-    from rich.text import Text
-
-    top, *rows = table(comparison)
-    drawn = Table(caption=Text(comparison["note"]), caption_justify="left")
-    for position, name in enumerate(top):
-        drawn.add_column(Text(name), justify="right" if position else "left")
-    for row in rows:
-        drawn.add_row(*(Text(cell) for cell in row))  # Text: a name such as [red] stays text
-    return drawn
-
-
-def heading(measure: Measure) -> list[str]:
-    unit = "points" if measure == "accuracy" else "loss"
-    mean = "lead" if measure == "accuracy" else "difference"
+def heading(comparison: Comparison) -> list[str]:
+    accuracy = comparison["measure"] == "accuracy"
+    unit, mean = ("points", "lead") if accuracy else ("loss", "difference")
+    against = ["Speed-up", f"Mean {mean}, {unit}", f"Last-epoch {mean}, {unit}", "Bands apart, better / worse"]
     return [
-        "Arm",
-        f"Best val. {measure}",
-        "Epoch",
-        "Test, best epoch",
-        "Test, ensemble",
-        "Speed-up",
-        f"Mean {mean}, {unit}",
-        f"Last-epoch {mean}, {unit}",
-        "Bands apart",
-        "Time an epoch",
-        "Training time",
+        *("Arm", f"Best val. {comparison['measure']}", "Epoch", "Test, best epoch", "Test, ensemble"),
+        *(against if has_reference(comparison) else []),
+        *("Time an epoch", "Training time"),
     ]
 
 
-def _row(name: str, arm: dict[str, Any], measure: Measure) -> list[Cell]:
-    versus, test = arm["against_original"] or {}, arm["test"] or {}
-    best, lead, last = arm["best_val"], versus.get("area"), versus.get("final_difference")
-    tests = [test.get(kind) or {} for kind in ("best", "ensemble")]
+def _own_cells(name: str, arm: dict[str, Any], measure: Measure) -> list[Cell]:
+    tests = [(arm["test"] or {}).get(kind) or {} for kind in ("best", "ensemble")]
     return [
         Cell(name if arm["finished"] else f"{name} (unfinished)", name),
-        Cell(wording.level(best, measure, arm["best_val_interval"]), best),
+        Cell(wording.level(arm["best_val"], measure, arm["best_val_interval"]), arm["best_val"]),
         Cell(wording.ABSENT if arm["best_epoch"] is None else str(arm["best_epoch"]), arm["best_epoch"]),
         *(Cell(wording.level(one.get("value"), measure, one.get("interval")), one.get("value")) for one in tests),
-        Cell(wording.percent(versus.get("speed_up")), versus.get("speed_up")),
-        Cell(wording.signed(lead, measure), lead),
-        Cell(wording.signed(last, measure), last),
-        Cell(_bands(versus), versus.get("epochs_apart_better")),
-        Cell(wording.seconds(arm["seconds_per_epoch"]), arm["seconds_per_epoch"]),
-        Cell(wording.seconds(arm["train_seconds"]), arm["train_seconds"]),
     ]
 
 
-def _bands(versus: dict[str, Any]) -> str:
+def _compared_cells(arm: dict[str, Any], measure: Measure) -> list[Cell]:
+    versus = arm["against_original"] or {}
+    lead, last = versus.get("area"), versus.get("final_difference")
+    return [
+        Cell(speed_up_text(versus), versus.get("speed_up")),
+        Cell(wording.signed(lead, measure), lead),
+        Cell(wording.signed(last, measure), last),
+        Cell(bands_text(versus), versus.get("epochs_apart_better")),
+    ]
+
+
+def _time_cells(arm: dict[str, Any]) -> list[Cell]:
+    return [Cell(wording.seconds(arm[key]), arm[key]) for key in ("seconds_per_epoch", "train_seconds")]
+
+
+def speed_up_text(versus: dict[str, Any]) -> str:
+    """In parentheses where the two did not train equally long: then the formula says little."""
+    told = wording.percent(versus.get("speed_up"))
+    return told if versus.get("equally_long", True) or versus["speed_up"] is None else f"({told})"
+
+
+def bands_text(versus: dict[str, Any]) -> str:
     """How many of the common epochs have the band entirely on the better side, and how many on the worse."""
     if not versus.get("epochs_with_bands"):
         return wording.ABSENT
     better, worse = versus["epochs_apart_better"], versus["epochs_apart_worse"]
-    since = f" from {versus['first_epoch_apart']}" if better else ""
-    return f"{better} better{since}, {worse} worse"
+    since = f", from {versus['first_epoch_apart']}" if better else ""
+    return f"{better} / {worse}{since}"
 
 
 def _reached(hit: dict[str, Any] | None) -> str:

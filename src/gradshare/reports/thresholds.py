@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gradshare.reports.against import direction, plain
-from gradshare.reports.runs import Measure, Run
+from gradshare.reports.runs import Measure, Run, common_measure
 
 FEWEST, MOST = 3, 5
 FINEST_ACCURACY = 0.001
@@ -22,11 +22,12 @@ def choose_thresholds(runs: list[Run]) -> list[float]:
     curves = [run.val[np.isfinite(run.val)] for run in runs if np.isfinite(run.val).any()]
     if not curves:
         return []
-    sign = direction(runs[0].measure)
+    measure = common_measure(runs)
+    sign = direction(measure)
     start = min(sign * curve[0] for curve in curves)
     end = max((sign * curve).max() for curve in curves)
     chosen: list[float] = []
-    for step in _round_steps(float(end - start), runs[0].measure):
+    for step in _round_steps(float(end - start), measure):
         chosen = _multiples(float(start), float(end), step)
         if len(chosen) >= FEWEST:
             break

@@ -1,4 +1,4 @@
-"""Numbers as people read them: 67.1 ± 1.1 %, +5.2 points, 1 min 03 s. An absent number is a dash."""
+"""Numbers as people read them: 67.1 ± 1.1 %, +5.2 points, 1m 03s. An absent number is a dash."""
 
 from __future__ import annotations
 
@@ -15,25 +15,30 @@ def level(value: float | None, measure: Measure, interval: float | None = None) 
     if measure == "accuracy":
         spread = "" if interval is None else f" ± {100 * interval:.1f}"
         return f"{100 * value:.1f}{spread} %"
-    return f"{value:.4g}" if interval is None else f"{value:.4g} ± {interval:.2g}"
+    return loss(value) if interval is None else f"{loss(value)} ± {loss(interval)}"
+
+
+def loss(value: float) -> str:
+    """Three decimals, or three digits where those would say too little or too much."""
+    return f"{value:.3f}" if 0.01 <= abs(value) < 100 else f"{value:.3g}"
 
 
 def round_level(value: float, measure: Measure) -> str:
     """A threshold, without digits that say nothing."""
-    return f"{100 * value:.5g} %" if measure == "accuracy" else f"{value:.6g}"
+    return f"{100 * value:.5g} %" if measure == "accuracy" else f"loss {value:.6g}"
 
 
 def signed(value: float | None, measure: Measure) -> str:
     """A difference in points, or of losses, with its sign."""
     if value is None:
         return ABSENT
-    digits = f"{value:+.1f}" if measure == "accuracy" else f"{value:+.3g}"
-    return "0.0" if digits in ("+0.0", "-0.0") else digits.replace("-", MINUS)
+    digits = f"{abs(value):.1f}" if measure == "accuracy" else loss(abs(value))
+    return digits if float(digits) == 0 else f"{'+' if value > 0 else MINUS}{digits}"
 
 
 def gap(value: float, measure: Measure) -> str:
     """The size of a difference, with its unit."""
-    return f"{abs(value):.1f} points" if measure == "accuracy" else f"{abs(value):.3g} in the loss"
+    return f"{abs(value):.1f} points" if measure == "accuracy" else f"{loss(abs(value))} in the loss"
 
 
 def percent(value: float | None) -> str:
@@ -48,7 +53,7 @@ def seconds(value: float | None) -> str:
         return f"{value:.1f} s" if value >= 1 else f"{value:.2g} s"
     minutes, rest = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+    return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {rest:02d}s"
 
 
 def count(number: int, noun: str) -> str:

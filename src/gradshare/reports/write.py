@@ -46,7 +46,7 @@ def report_files(runs: list[Run], comparison: Comparison, command: str | None) -
     }
     page = report_page(runs, comparison, images["curves.svg"], images.get("gates.svg"), command)
     texts = {"table.md": markdown_table(comparison), "table.csv": csv_table(comparison), "report.html": page}
-    return {**images, **{name: text.encode() for name, text in texts.items()}}
+    return {**images, **{name: text.encode(errors="replace") for name, text in texts.items()}}
 
 
 def replace_file(path: Path, content: bytes) -> None:

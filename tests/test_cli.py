@@ -1,0 +1,202 @@
+"""The real command line, with tiny numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_training import same_run
+
+from gradshare import checkpoints
+
+SMALL = [
+    "--ways",
+    "3",
+    "--queries",
+    "3",
+    "--tasks",
+    "2",
+    "--steps",
+    "2",
+    "--filters",
+    "3",
+    "--val-tasks",
+    "6",
+    "--test-tasks",
+    "6",
+    "--threads",
+    "1",
+]
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "gradshare", *map(str, words)]
+
+
+def gradshare(*words: object, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(
+        command(*words), capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **environment}
+    )
+    assert result.returncode == code, result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+    return result
+
+
+@pytest.mark.parametrize("words", [[], ["train"], ["compare"], ["test"], ["report"], ["data"], ["data", "list"]])
+def test_help_answers_in_under_a_second_without_torch(words: list[str]) -> None:
+    code = f"import sys; sys.argv = {['gradshare', *words, '--help']}; from gradshare.cli import main\n"
+    code += "try: main()\nexcept SystemExit as e: assert not e.code\nassert 'torch' not in sys.modules"
+    started = time.monotonic()
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "Usage" in result.stdout
+    assert time.monotonic() - started < 1.0
+
+
+def test_train_kill_resume_test(blobs: Path, tmp_path: Path) -> None:
+    options = ["--dataset", blobs, *SMALL, "--epochs", 4, "--iterations", 30, "--inner-lr", "0.3"]
+    gradshare("train", *options, "--out", tmp_path / "whole")
+    killed = tmp_path / "killed"
+    with subprocess.Popen(command("train", *options, "--out", killed), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "epoch 1/4" in process.stdout.readline()
+        time.sleep(0.15)  # somewhere in the second epoch
+        process.send_signal(signal.SIGKILL)
+    assert not (killed / "DONE").exists()
+    result = gradshare("train", "--resume", killed)
+    assert "epoch 4/4" in result.stdout and "epoch 1/4" not in result.stdout and "test, ensemble" in result.stdout
+    same_run(tmp_path / "whole", killed)
+    tested = gradshare("test", killed, "--tasks", 6)
+    summary = json.loads((killed / "summary.json").read_text())["test"]
+    assert f"{summary['best']['accuracy']:.2%} ± {summary['best']['interval']:.2%} over 6 test tasks" in tested.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_polite_stop_says_how_to_go_on(blobs: Path, tmp_path: Path, number: int) -> None:
+    words = command("train", "--dataset", blobs, *SMALL, "--epochs", 50, "--iterations", 20, "--out", tmp_path / "run")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.send_signal(number)
+        message = process.stderr.read()
+    assert process.returncode == 3
+    assert "to go on: gradshare train --resume" in message and "Traceback" not in message
+    assert checkpoints.listing(tmp_path / "run" / "checkpoints")
+
+
+def test_compare_with_controls_writes_everything(blobs: Path, tmp_path: Path) -> None:
+    words = ["compare", "--dataset", blobs, *SMALL, "--epochs", 2, "--iterations", 3, "--controls", "--out", tmp_path]
+    result = gradshare(*words, "--jobs", 2)
+    arms = {"original", "shared", "half-rate", "gate-only", "batch-only", "memory-only"}
+    assert {path.parent.name for path in tmp_path.glob("*/DONE")} == arms
+    for name in (
+        "summary.json",
+        "report.html",
+        "curves.png",
+        "curves.svg",
+        "gates.png",
+        "gates.svg",
+        "table.md",
+        "table.csv",
+    ):
+        assert (tmp_path / name).stat().st_size > 0, name
+    assert all(arm in result.stdout for arm in arms)
+    assert set(json.loads((tmp_path / "summary.json").read_text())["arms"]) == arms
+    again = gradshare(*words, "--jobs", 1)
+    assert "epoch 1/2" not in again.stdout  # finished arms are kept
+    (tmp_path / "report.html").unlink()
+    gradshare("report", tmp_path)
+    assert (tmp_path / "report.html").exists()
+
+
+def test_arms_at_a_time_or_one_by_one_are_the_same_runs(blobs: Path, tmp_path: Path) -> None:
+    words = ["compare", "--dataset", blobs, *SMALL, "--epochs", 2, "--iterations", 3]
+    gradshare(*words, "--jobs", 1, "--out", tmp_path / "one")
+    gradshare(*words, "--jobs", 2, "--out", tmp_path / "two")
+    for arm in ("original", "shared"):
+        same_run(tmp_path / "one" / arm, tmp_path / "two" / arm)
+
+
+def test_a_stopped_comparison_goes_on(blobs: Path, tmp_path: Path) -> None:
+    words = ["compare", "--dataset", blobs, *SMALL, "--epochs", 3, "--iterations", 150, "--jobs", 2, "--out", tmp_path]
+    with subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        message = process.stderr.read()
+    assert process.returncode == 3 and "to go on: gradshare compare" in message and "Traceback" not in message
+    assert not list(tmp_path.glob("*/DONE"))
+    result = gradshare(*words)
+    assert len(list(tmp_path.glob("*/DONE"))) == 2 and "report:" in result.stdout
+
+
+@pytest.mark.parametrize("method", ["maml", "metasgd", "mamlpp", "fomaml", "anil"])
+def test_every_method_trains_from_the_command_line(blobs: Path, tmp_path: Path, method: str) -> None:
+    words = [
+        "--dataset",
+        blobs,
+        *SMALL,
+        "--epochs",
+        1,
+        "--iterations",
+        2,
+        "--method",
+        method,
+        "--out",
+        tmp_path / "run",
+    ]
+    gradshare("train", *words)
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["method"] == method
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "--frobnicate"], "Unknown option"),
+        (["train", "--shots", "many", "--out", "x"], "--shots"),
+        (["train", "--shots", "0", "--out", "x"], "shots is 0; it must be at least 1"),
+        (["train", "--inner-lr", "nan", "--out", "x"], "inner_lr is nan; it must be above 0"),
+        (["train", "--method", "mamlplus", "--out", "x"], "--method"),
+        (["train"], "say where the run goes with --out FOLDER"),
+        (["train", "--resume", "nowhere"], "nowhere is not a run: it has no config.json"),
+        (["train", "--resume", "nowhere", "--shots", "5"], "the run in nowhere has its own options"),
+        (["train", "--dataset", "nothing", "--out", "x"], "there is no data set 'nothing'"),
+        (["train", "--device", "cuda", "--out", "x"], "PyTorch sees no GPU"),
+        (["train", "--method", "anil", "--adapt-norm", "--out", "x"], "anil adapts the head alone"),
+        (["test", "nowhere"], "nowhere is not a run"),
+        (["report", "nowhere"], "nowhere is not a folder"),
+        (["report", "."], "no run in"),
+        (["frobnicate"], "frobnicate"),
+        (["train", "--ways", "7", "--out", "x"], "7-way tasks need 7 classes; the val split of blobs has 6"),
+        (["train", "--shots", "9", "--out", "x"], "has 20 images; 9-shot with 15 queries needs 24"),
+    ],
+)
+def test_mistakes_get_one_sentence_and_exit_code_2(blobs: Path, tmp_path: Path, words: list[str], message: str) -> None:
+    if "--out" in words and "--dataset" not in words and "anil" not in words:
+        words = [*words, "--dataset", str(blobs)]
+    result = subprocess.run(command(*words), capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+    if "cuda" in words and result.returncode == 0:
+        pytest.skip("this machine has a GPU")
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert message in result.stderr and len(result.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "x").exists()
+
+
+def test_data_list_shows_stores_and_built_in_sets(blobs: Path) -> None:
+    result = gradshare("data", "list", GRADSHARE_DATA=str(blobs.parent))
+    assert "blobs            480 images of 16x16x1; classes: train 12 val 6 test 6" in result.stdout
+    assert "glyphs           built in; made on first use" in result.stdout
+
+
+def test_damaged_files_are_named(blobs: Path, tmp_path: Path) -> None:
+    gradshare("train", "--dataset", blobs, *SMALL, "--epochs", 1, "--iterations", 2, "--out", tmp_path / "run")
+    (tmp_path / "run" / "config.json").write_text('{"version": 1, "ways"')
+    assert "config.json is damaged" in gradshare("test", tmp_path / "run", code=2).stderr
+    (tmp_path / "run" / "config.json").write_text('{"version": 1, "colour": "red", "method": "maml"}')
+    assert "does not know: colour" in gradshare("test", tmp_path / "run", code=2).stderr

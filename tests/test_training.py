@@ -1,0 +1,244 @@
+"""Training: the same run whatever interrupts it, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gradshare as gs
+from gradshare import checkpoints
+from gradshare.interruption import Interrupted
+from gradshare.training import Diverged, best_epochs
+
+TINY: dict[str, Any] = dict(epochs=3, iterations=4, tasks=2, ways=3, queries=3, val_tasks=6, test_tasks=6, eval_batch=4)
+
+
+def learner(**options: Any) -> gs.Learner:
+    model = gs.Conv4(ways=3, filters=3, image=(1, 16, 16))
+    return gs.maml_plus_plus(model, **{"steps": 2, "sharing": gs.GradientSharing(), "multi_step_epochs": 2} | options)
+
+
+def same_run(first: Path, second: Path) -> None:
+    """Weights, memory, Adam's moments, metrics and summary to the last bit."""
+    for name in ("config.json", "metrics.jsonl", "summary.json"):
+        assert (first / name).read_bytes() == (second / name).read_bytes(), name
+    found = [checkpoints.listing(folder / "checkpoints") for folder in (first, second)]
+    assert [path.name for path in found[0]] == [path.name for path in found[1]]
+    for paths in zip(*found, strict=True):
+        one, other = (checkpoints.load(path)[1] for path in paths)
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+class StopAt:
+    """Sends this process a signal when a moment of the run has come."""
+
+    def __init__(self, epoch: int, iteration: int, number: int = signal.SIGTERM, split: str | None = None) -> None:
+        self.moment, self.number, self.split = (epoch, iteration), number, split
+        self.now = (0, 0)
+
+    def iteration(self, epoch: int, iteration: int, loss: float, accuracy: float | None) -> None:
+        self.now = (epoch, iteration)
+        if self.split is None and self.now == self.moment:
+            os.kill(os.getpid(), self.number)
+
+    def evaluating(self, split: str, done: int, total: int) -> None:
+        if split == self.split and self.now == self.moment:
+            self.split = None
+            os.kill(os.getpid(), self.number)
+
+    def epoch(self, metrics: dict[str, Any], seconds: float) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(dataset: gs.Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    gs.train(learner(), dataset, folder, **TINY)
+    return folder
+
+
+def test_a_run_folder_holds_what_the_design_says(uninterrupted: Path) -> None:
+    assert {path.name for path in uninterrupted.iterdir()} == {
+        "config.json", "metrics.jsonl", "timings.jsonl", "checkpoints", "summary.json", "DONE"
+    }  # fmt: skip
+    lines = [json.loads(line) for line in (uninterrupted / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2, 3]
+    assert all(0 <= line["val_accuracy"] <= 1 and line["val_interval"] >= 0 for line in lines)
+    assert len(lines[0]["m"]) == len(lines[0]["lam"]) == 2
+    summary = json.loads((uninterrupted / "summary.json").read_text())
+    assert summary["best_epoch"] == best_epochs(lines)[0]
+    assert sorted(summary["test"]["ensemble"]["epochs"]) == [1, 2, 3]
+
+
+def test_two_runs_are_the_same_to_the_bit(uninterrupted: Path, dataset: gs.Dataset, tmp_path: Path) -> None:
+    gs.train(learner(), dataset, tmp_path / "again", **TINY)
+    same_run(uninterrupted, tmp_path / "again")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("epoch", "iteration", "split"),
+    [(0, 1, None), (1, 2, None), (1, 4, None), (0, 4, "val"), (2, 4, "val"), (2, 4, "test")],
+)
+def test_stopped_and_resumed_is_uninterrupted(
+    uninterrupted: Path, dataset: gs.Dataset, tmp_path: Path, epoch: int, iteration: int, split: str | None, number: int
+) -> None:
+    with pytest.raises(Interrupted, match="all is saved"):
+        gs.train(learner(), dataset, tmp_path, display=StopAt(epoch, iteration, number, split), **TINY)
+    assert not (tmp_path / "DONE").exists()
+    gs.train(learner(), dataset, tmp_path, resume=True, **TINY)
+    for path in checkpoints.listing(tmp_path / "checkpoints"):
+        if not path.name.endswith("iteration-0000"):
+            checkpoints.shutil.rmtree(path)  # the stop's own, kept among the newest
+    same_run(uninterrupted, tmp_path)
+
+
+def test_resuming_a_finished_run_changes_nothing(uninterrupted: Path, dataset: gs.Dataset) -> None:
+    before = {path: path.stat().st_mtime_ns for path in uninterrupted.rglob("*") if path.name != "metrics.jsonl"}
+    run = gs.train(learner(), dataset, uninterrupted, resume=True, **TINY)
+    assert run.summary["best_epoch"] == run.metrics[run.summary["best_epoch"] - 1]["epoch"]
+    after = {path: path.stat().st_mtime_ns for path in uninterrupted.rglob("*") if path in before}
+    changed = [path.name for path in before if before[path] != after.get(path)]
+    assert set(changed) <= {"timings.jsonl"}
+
+
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
+    uninterrupted: Path, dataset: gs.Dataset, tmp_path: Path
+) -> None:
+    with pytest.raises(Interrupted):
+        gs.train(learner(), dataset, tmp_path, display=StopAt(2, 1), **TINY)
+    newest = checkpoints.listing(tmp_path / "checkpoints")[-1] / "tensors.safetensors"
+    content = bytearray(newest.read_bytes())
+    content[-5] ^= 1
+    newest.write_bytes(content)
+    with pytest.raises(checkpoints.Damaged, match="does not match its checksum"):
+        checkpoints.load(newest.parent)
+    gs.train(learner(), dataset, tmp_path, resume=True, **TINY)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == (uninterrupted / "metrics.jsonl").read_bytes()
+
+
+def test_resuming_with_other_options_is_refused(uninterrupted: Path, dataset: gs.Dataset) -> None:
+    with pytest.raises(gs.UserError, match="has tasks = 2, not 3"):
+        gs.train(learner(), dataset, uninterrupted, resume=True, **TINY | {"tasks": 3})
+
+
+def test_resuming_with_another_learner_is_refused(dataset: gs.Dataset, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        gs.train(learner(), dataset, tmp_path, display=StopAt(1, 1), **TINY)
+    with pytest.raises(gs.UserError, match="does not fit the learner: learned/sharing/m is"):
+        gs.train(learner(steps=3), dataset, tmp_path, resume=True, **TINY)
+
+
+def test_folders_in_use_are_refused(uninterrupted: Path, dataset: gs.Dataset, tmp_path: Path) -> None:
+    with pytest.raises(gs.UserError, match="already holds a run"):
+        gs.train(learner(), dataset, uninterrupted, **TINY)
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(gs.UserError, match="not empty and not a run"):
+        gs.train(learner(), dataset, tmp_path, **TINY)
+    with pytest.raises(gs.UserError, match=r"no config\.json"):
+        gs.train(learner(), dataset, tmp_path, resume=True, **TINY)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(dataset: gs.Dataset, tmp_path: Path) -> None:
+    class Breaks:
+        def sample(self, split: str, shape: gs.Shape, tasks: int, key: tuple[int, ...]) -> gs.Episodes:
+            episodes = dataset.sample(split, shape, tasks, key)
+            if split == "train" and key[2:] == (1, 2):
+                episodes.query_x.fill_(torch.nan)
+            return episodes
+
+    with pytest.raises(Diverged, match=r"nan in epoch 2, iteration 3.*epoch-0001-iteration-0000"):
+        gs.train(learner(), Breaks(), tmp_path, **TINY)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
+    assert not (tmp_path / "DONE").exists()
+
+
+def test_only_the_newest_and_the_best_checkpoints_are_kept(dataset: gs.Dataset, tmp_path: Path) -> None:
+    run = gs.train(learner(), dataset, tmp_path, **TINY | {"epochs": 9, "iterations": 1, "test_tasks": 0})
+    kept = {path.name for path in checkpoints.listing(tmp_path / "checkpoints")}
+    expected = {*best_epochs(run.metrics), 8, 9}
+    assert kept == {f"epoch-{epoch:04d}-iteration-0000" for epoch in expected}
+    assert run.summary["test"] is None
+
+
+def test_best_epochs_are_the_earliest_of_the_highest() -> None:
+    accuracies = [0.3, 0.7, 0.5, 0.7, 0.6, 0.1, 0.2]
+    lines = [{"epoch": i + 1, "val_accuracy": a, "val_loss": 0.0} for i, a in enumerate(accuracies)]
+    assert best_epochs(lines) == [2, 4, 5, 3, 1]
+    losses = [{"epoch": i + 1, "val_accuracy": None, "val_loss": a} for i, a in enumerate(accuracies)]
+    assert best_epochs(losses)[:2] == [6, 7]
+
+
+def test_training_learns(dataset: gs.Dataset, tmp_path: Path) -> None:
+    model = gs.Conv4(ways=3, filters=6, image=(1, 16, 16))
+    options = TINY | {"epochs": 2, "iterations": 25, "val_tasks": 40, "outer_lr": 0.01, "test_tasks": 0}
+    for sharing in (None, gs.GradientSharing()):
+        run = gs.train(gs.maml(model, steps=2, sharing=sharing), dataset, tmp_path / str(bool(sharing)), **options)
+        assert run.metrics[-1]["val_accuracy"] > 0.75  # 45 % before training
+
+
+def test_two_methods_with_one_seed_see_the_same_tasks(dataset: gs.Dataset, tmp_path: Path) -> None:
+    class Spy:
+        def __init__(self) -> None:
+            self.seen: list[torch.Tensor] = []
+
+        def sample(self, *args: Any) -> gs.Episodes:
+            episodes = dataset.sample(*args)
+            self.seen.append(episodes.query_x.sum())
+            return episodes
+
+    spies = [Spy(), Spy()]
+    for spy, sharing in zip(spies, (None, gs.GradientSharing()), strict=True):
+        gs.train(learner(sharing=sharing), spy, tmp_path / str(bool(sharing)), **TINY)
+    assert len(spies[0].seen) > 15 and torch.equal(torch.stack(spies[0].seen), torch.stack(spies[1].seen))
+
+
+def test_the_outer_gradient_can_be_clamped(dataset: gs.Dataset) -> None:
+    lr = gs.maml(nn.Sequential(nn.Flatten(), nn.Linear(256, 3)), steps=1)
+    state, episodes = lr.init(), dataset.sample("train", gs.Shape(3, 1, 3), 2, (0,))
+    adam = gs.optimiser(state, 1e-3)
+    gs.meta_step(lr, state, adam, episodes, clamp=1e-4)
+    assert max(leaf.grad.abs().max() for leaf in state.trainable().values()) == torch.tensor(1e-4)  # type: ignore[union-attr]
+
+
+def test_unknown_and_impossible_options_are_refused(dataset: gs.Dataset, tmp_path: Path) -> None:
+    for options, message in [
+        ({"iteration": 3}, "no option iteration"),
+        ({"epochs": 0}, "epochs is 0; it must be at least 1"),
+        ({"outer_lr": -1.0}, "outer_lr is -1.0; it must be above 0"),
+        ({"ways": 7}, "7-way tasks need 7 classes; the val split of blobs has 6"),
+        ({"shots": 10, "queries": 15}, "has 20 images; 10-shot with 15 queries needs 25"),
+    ]:
+        with pytest.raises(gs.UserError, match=message):
+            gs.train(learner(), dataset, tmp_path / "run", **TINY | options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_training_works_in_a_thread(dataset: gs.Dataset, tmp_path: Path) -> None:
+    done: list[gs.training.Trained] = []  # type: ignore[name-defined]
+    thread = threading.Thread(target=lambda: done.append(gs.train(learner(), dataset, tmp_path / "run", **TINY)))
+    thread.start()
+    thread.join(timeout=60)
+    assert len(done) == 1
+
+
+def test_a_second_interrupt_stops_at_once(dataset: gs.Dataset, tmp_path: Path) -> None:
+    class Impatient(StopAt):
+        def iteration(self, *values: Any) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)
+
+    with pytest.raises(KeyboardInterrupt):
+        gs.train(learner(), dataset, tmp_path / "run", display=Impatient(0, 0), **TINY)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
