@@ -49,7 +49,7 @@ def main() -> None:
         learner = gs.maml(model(), inner_lr=0.01, steps=5, sharing=sharing, loss="mse")
         run = gs.train(
             learner, Sinusoids(), chosen.out / arm, about={"arm": arm, "dataset": "sinusoids", "inner_lr": 0.01},
-            epochs=chosen.epochs, iterations=chosen.iterations, shots=10, queries=10, tasks=5, val_tasks=200, test_tasks=200,
+            epochs=chosen.epochs, iterations=chosen.iterations, shots=10, queries=10, val_tasks=200, test_tasks=200,
         )  # fmt: skip
         print(arm, "validation loss by epoch:", " ".join(f"{line['val_loss']:.3f}" for line in run.metrics))
         print(

@@ -1,4 +1,4 @@
-"""What the tests share: a small data set that needs no fonts, and one thread, so that results are the same everywhere."""
+"""What the tests share: a small data set that needs no fonts, and one thread, so that results never differ."""
 
 from __future__ import annotations
 

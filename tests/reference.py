@@ -1,7 +1,6 @@
 """The method by a plain loop: tasks one at a time, ordinary layers, autograd twice. Slow, and easy to read."""
 
 # The paper's symbols are the names here.
-# ruff: noqa: N803, N806, PLR0917
 
 from __future__ import annotations
 

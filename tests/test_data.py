@@ -85,7 +85,7 @@ def test_two_builds_at_once_end_in_one_store(tmp_path: Path) -> None:
         with building(tmp_path / "s", "s", (2, 2, 1), "none", "test") as inner:
             inner.add("train", "a", [np.zeros((2, 2, 1), np.uint8)])
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
-    assert gs.load_dataset(tmp_path / "s").index.classes[0].count == 1
+    assert gs.load_dataset(tmp_path / "s").index.classes[0].images == 1
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ _HOME = {
     "training": ["train"],
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
-__all__ = sorted(_MODULE)  # noqa: PLE0605
+__all__ = sorted(_MODULE)
 
 if TYPE_CHECKING:
     from gradshare.algorithms import anil, first_order_maml, maml, maml_plus_plus, meta_sgd

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
 from torch import nn
 
 from gradshare import tasked
+from gradshare.errors import UserError
 from gradshare.inner import InnerRule, chain, rate_per_element, rate_per_tensor_and_step, scale, stop_gradient
 from gradshare.learner import LOSSES, Learner, Loss
 
@@ -118,20 +119,23 @@ def maml_plus_plus(
     and bias per step; first order before second; a cosine on the outer rate.
 
     Args:
-        recipe: values of the three below: `"reference"`, the authors' code as it ships for MiniImagenet (15, 0, 1.0), or
-            `"paper"`, their text (15, 50, 0.01).
+        recipe: values of the three below: `"reference"`, the authors' code as it ships for MiniImagenet (15, 0, 1.0),
+            or `"paper"`, their text (15, 50, 0.01).
         multi_step_epochs: epochs until the last step's loss is the only one.
         first_order_epochs: epochs of first-order gradients at the start.
         final_outer_rate: end of the cosine on the outer rate, as a share of its start; 1 keeps it constant.
         per_step_norm: batch-norm gain and bias for each step; default unless `adapt_norm`, which excludes it.
     """
-    chosen = RECIPES[recipe]._asdict() if recipe in RECIPES else _unknown("recipe", recipe, RECIPES)
-    given = dict(
-        multi_step_epochs=multi_step_epochs, first_order_epochs=first_order_epochs, final_outer_rate=final_outer_rate
-    )
-    plan = Recipe(**{name: chosen[name] if value is None else value for name, value in given.items()})
+    if recipe not in RECIPES:
+        _unknown("recipe", recipe, RECIPES)
+    given: dict[str, Any] = {
+        "multi_step_epochs": multi_step_epochs,
+        "first_order_epochs": first_order_epochs,
+        "final_outer_rate": final_outer_rate,
+    }
+    plan = RECIPES[recipe]._replace(**{name: value for name, value in given.items() if value is not None})
     if per_step_norm and adapt_norm:
-        raise ValueError("batch norm is either adapted (adapt_norm) or has a value per step (per_step_norm), not both")
+        raise UserError("batch norm is either adapted (adapt_norm) or has a value per step (per_step_norm), not both")
     names = _norm_names(model) if per_step_norm or (per_step_norm is None and not adapt_norm) else ()
     links = _links(sharing, rate_per_tensor_and_step(inner_lr))
     first_order, second_order = chain(stop_gradient(), *links), chain(*links)
@@ -173,16 +177,16 @@ def _learner(
     model: nn.Module, links: list[InnerRule], steps: int, loss: Loss, adapted: tuple[str, ...], **more: Any
 ) -> Learner:
     if steps < 1:
-        raise ValueError(f"an inner loop has at least one step, not {steps}")
+        raise UserError(f"an inner loop has at least one step, not {steps}")
     if isinstance(loss, str) and loss not in LOSSES:
         _unknown("loss", loss, LOSSES)
     if not adapted:
-        raise ValueError("the model has no weight to adapt: none requires a gradient")
+        raise UserError("the model has no weight to adapt: none requires a gradient")
     return Learner(tasked.prepare(model), chain(*links), steps, loss, adapted, **more)
 
 
-def _unknown(what: str, value: str, known: Any) -> Any:
-    raise ValueError(f"{what} {value!r} is not one of {', '.join(known)}")
+def _unknown(what: str, value: str, known: Any) -> NoReturn:
+    raise UserError(f"{what} {value!r} is not one of {', '.join(known)}")
 
 
 def _trainable(model: nn.Module, keep: Callable[[str], bool]) -> tuple[str, ...]:
@@ -205,5 +209,5 @@ def _only(model: nn.Module, head: str | None) -> tuple[str, ...]:
         head = names[-1].rpartition(".")[0]
     chosen = tuple(name for name in names if not head or name.startswith(f"{head}."))
     if not chosen:
-        raise ValueError(f"no weights under '{head}': the model has {', '.join(names)}")
+        raise UserError(f"no weights under '{head}': the model has {', '.join(names)}")
     return chosen

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from gradshare.errors import UserError
+
 
 class Conv4(nn.Module):
     """The four-layer convolutional net of the paper, equal to the reference MAML++ code's.
@@ -12,7 +14,8 @@ class Conv4(nn.Module):
     Four times [3x3 convolution with bias, batch norm, leaky ReLU 0.01, 2x2 max pool], then a linear head.
 
     Example:
-        >>> sum(p.numel() for n, p in Conv4(ways=5, filters=48, image=(3, 84, 84)).named_parameters() if "norm" not in n)
+        >>> model = Conv4(ways=5, filters=48, image=(3, 84, 84))
+        >>> sum(weight.numel() for name, weight in model.named_parameters() if "norm" not in name)
         69701
     """
 
@@ -20,7 +23,7 @@ class Conv4(nn.Module):
         super().__init__()
         channels, height, width = image
         if min(height, width) < 16:
-            raise ValueError(
+            raise UserError(
                 f"Conv4 halves the image four times, so it needs at least 16x16 pixels, not {height}x{width}"
             )
         inputs = [channels, filters, filters, filters]
@@ -31,12 +34,13 @@ class Conv4(nn.Module):
 
     def initialise(self, generator: Generator | None = None) -> None:
         """Xavier-uniform weights and zero biases, as the reference."""
-        for layer in [*self.convs, self.head]:
-            nn.init.xavier_uniform_(layer.weight, generator=generator)
-            nn.init.zeros_(layer.bias)
-        for norm in self.norms:
-            nn.init.ones_(norm.weight)
-            nn.init.zeros_(norm.bias)
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif name.startswith("norms"):
+                nn.init.ones_(parameter)
+            else:
+                nn.init.xavier_uniform_(parameter, generator=generator)
 
     def forward(self, x: Tensor) -> Tensor:  # [n, C, H, W] -> [n, ways]
         for conv, norm in zip(self.convs, self.norms, strict=True):

@@ -1,7 +1,7 @@
 """Checkpoints: tensors as safetensors, progress as JSON, checksums on both, never half-written.
 
-A checkpoint is a folder `epoch-0007-iteration-0000` with `tensors.safetensors` and `checkpoint.json`. It is written under
-another name, synced and renamed. No pickle is read or written.
+A checkpoint is a folder `epoch-0007-iteration-0000` with `tensors.safetensors` and `checkpoint.json`. It is written
+under another name, synced and renamed. No pickle is read or written.
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ def _train(config: RunConfig, folder: Path, display: RunDisplay) -> None:
 def _parallel(configs: list[RunConfig], folder: Path, jobs: int, screen: Screen) -> None:
     context = multiprocessing.get_context("spawn")
     events: Queue[tuple[str, str, tuple[Any, ...]]] = context.Queue()
-    waiting, running = list(configs), {}
+    waiting = list(configs)
+    running: dict[str, Any] = {}
     failures: dict[str, tuple[str, str]] = {}
     with stop_requests() as stop:
         while running or (waiting and not stop() and not failures):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from gradshare.errors import UserError
 
@@ -30,7 +30,7 @@ class Training:
     outer_lr: float = 1e-3
     """Rate of the outer Adam."""
     gradient_clamp: float = 0.0
-    """Clamp every element of the outer gradient to plus or minus this; 0 is off (the MAML++ code uses 10 for ImageNet)."""
+    """Clamp every element of the outer gradient to plus or minus this; 0 is off (MAML++'s code: 10 for ImageNet)."""
     epochs: int = 20
     """Epochs to train."""
     iterations: int = 100
@@ -45,8 +45,8 @@ class Training:
     """Decides initial weights and tasks: two methods with one seed see the same tasks."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            _check(field.name, field.type, getattr(self, field.name))
+        for name, kind in get_type_hints(type(self)).items():
+            _check(name, kind, getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,33 +84,35 @@ class RunConfig(Training):
     threads: int = 0
     """CPU threads; 0 is one for each core."""
 
-    def with_arm(self, arm: Arm) -> Self:
-        return replace(self, arm=arm)
 
-
-LOWEST = {"ways": 2, "gradient_clamp": 0, "test_tasks": 0, "seed": 0, "threads": 0, "multi_step_epochs": 0,
-          "first_order_epochs": 0, "final_outer_rate": 0}  # fmt: skip
+LOWEST = {
+    "ways": 2,
+    "gradient_clamp": 0,
+    "test_tasks": 0,
+    "seed": 0,
+    "threads": 0,
+    "multi_step_epochs": 0,
+    "first_order_epochs": 0,
+    "final_outer_rate": 0,
+}  # of every other whole number: 1
 ABOVE_ZERO = ("outer_lr", "inner_lr")
-CHOICES = {"method": get_args(Method), "arm": get_args(Arm), "norm": ("global", "tensor"),
-           "recipe": ("reference", "paper"), "pixels": ("unit", "imagenet"), "device": ("auto", "cpu", "cuda")}  # fmt: skip
 
 
 def _check(name: str, kind: Any, value: Any) -> None:
-    """Refuse a value of the wrong kind or out of range; other numbers must be at least 1."""
-    if value is None and "None" in str(kind):
-        return
-    if name in CHOICES:
-        if value not in CHOICES[name]:
-            raise UserError(f"{name} is one of {', '.join(CHOICES[name])}, not {value!r}")
-    elif str(kind) in ("str", "bool"):
-        if type(value).__name__ != kind:
-            raise UserError(f"{name} is {value!r}; it must be a {kind}")
-    elif type(value) is not int and (type(value) is not float or "int" in str(kind)):
-        raise UserError(f"{name} is {value!r}; it must be a{' whole' if 'int' in str(kind) else ''} number")
+    """Refuse a value of the wrong kind, or out of range."""
+    kinds = get_args(kind) or (kind,)
+    if get_origin(kind) is Literal:
+        if value not in kinds:
+            raise UserError(f"{name} is one of {', '.join(kinds)}, not {value!r}")
+    elif type(value) not in kinds and not (type(value) is int and float in kinds):
+        raise UserError(f"{name} is {value!r}; it must be a {WORDS[kinds[0]]}")
     elif name in ABOVE_ZERO and not 0 < value < math.inf:
         raise UserError(f"{name} is {value}; it must be above 0")
-    elif name not in ABOVE_ZERO and not LOWEST.get(name, 1) <= value < math.inf:
+    elif type(value) in (int, float) and name not in ABOVE_ZERO and not LOWEST.get(name, 1) <= value < math.inf:
         raise UserError(f"{name} is {value}; it must be at least {LOWEST.get(name, 1)}")
+
+
+WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:

@@ -66,7 +66,7 @@ class _Conv(torch.autograd.Function):
         return _forward(x, w, b, geometry)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, w = ctx.saved_tensors
         to_x, to_w, to_b, _ = ctx.needs_input_grad
         return (
@@ -85,7 +85,7 @@ class _TowardsImages(torch.autograd.Function):
         return unfold_tasks(_backward(g, x, w, geometry, [True, False, False])[0], len(x))
 
     @staticmethod
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         g, w = ctx.saved_tensors
         to_g, to_w, _, _ = ctx.needs_input_grad
         return (
@@ -104,7 +104,7 @@ class _TowardsFilters(torch.autograd.Function):
         return _backward(g, x, w, geometry, [False, True, False])[1].view_as(w)
 
     @staticmethod
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         g, x = ctx.saved_tensors
         to_g, to_x, _, _ = ctx.needs_input_grad
         return (

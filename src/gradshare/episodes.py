@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gradshare.errors import UserError
+
 SPLITS = ("train", "val", "test")
 
 
@@ -33,11 +35,11 @@ class Episodes:
         for part in ("support", "query"):
             x, y = getattr(self, part + "_x"), getattr(self, part + "_y")
             if x.dim() < 2 or y.dim() < 2 or x.shape[:2] != y.shape[:2]:
-                raise ValueError(
+                raise UserError(
                     f"{part}_x and {part}_y start with [tasks, examples], not {list(x.shape)} and {list(y.shape)}"
                 )
         if len(self.support_x) != len(self.query_x):
-            raise ValueError(f"support has {len(self.support_x)} tasks and query {len(self.query_x)}")
+            raise UserError(f"support has {len(self.support_x)} tasks and query {len(self.query_x)}")
 
     @property
     def tasks(self) -> int:

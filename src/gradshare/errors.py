@@ -2,4 +2,4 @@
 
 
 class UserError(ValueError):
-    """Something the user can mend, said in one sentence with the numbers. The command line prints it and exits with 2."""
+    """Something the user can mend, in one sentence with the numbers. The command line prints it and exits with 2."""

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gradshare.errors import UserError
+
 Weights = Mapping[str, Tensor]
 Tree = dict[str, Any]  # nested dicts of tensors
 
@@ -69,7 +71,7 @@ def chain(*rules: InnerRule) -> InnerRule:
     """Apply rules one after the other; each keeps its learned values and memory under its own name."""
     names = [rule.name for rule in rules]
     if len(set(names)) < len(names):
-        raise ValueError(f"each rule of a chain needs a name of its own, not {names}")
+        raise UserError(f"each rule of a chain needs a name of its own, not {names}")
 
     def init(weights: Weights, steps: int) -> tuple[Tree, Tree]:
         started = {rule.name: rule.init(weights, steps) for rule in rules}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from torch.func import vmap
 from gradshare import tasked
 from gradshare.adapt import adapt
 from gradshare.episodes import Episodes
+from gradshare.errors import UserError
 from gradshare.inner import InnerRule, Tree, Weights
 
 Loss = Literal["cross_entropy", "mse"] | Callable[[Tensor, Tensor], Tensor]
@@ -131,7 +132,7 @@ class Learner:
         module = self.module
         if seed is not None and hasattr(module, "initialise"):
             module = tasked.prepare(module)
-            module.initialise(torch.Generator(next(module.parameters()).device).manual_seed(seed))
+            cast(Any, module).initialise(torch.Generator(next(module.parameters()).device).manual_seed(seed))
         weights = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
         learned, memory = self.rule.init({name: weights[name] for name in self.adapted}, self.steps)
         if self.per_step:
@@ -198,7 +199,7 @@ class Learner:
         loss = LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
         losses = vmap(loss)(logits, targets)
         if losses.shape != (len(logits),):
-            raise ValueError(f"the loss of one task must be a single number, not of shape {list(losses.shape[1:])}")
+            raise UserError(f"the loss of one task must be a single number, not of shape {list(losses.shape[1:])}")
         return losses
 
 

@@ -8,8 +8,8 @@ For one channel of one task, with N elements, y = (x - mean(x)) / s, s = sqrt(va
 
     P(z) = (z - mean(z) - y mean(z y)) / s           the derivative of y, applied to z; symmetric
 
-batch norm is w y + b. Its derivative maps g to (x', w', b') = (w P(g), sum(g y), sum(g)). The derivative of that, applied
-to (v, vw, vb), is
+batch norm is w y + b. Its derivative maps g to (x', w', b') = (w P(g), sum(g y), sum(g)). The derivative of that,
+applied to (v, vw, vb), is
 
     towards g:  w P(v) + vw y + vb
     towards w:  R = sum(g P(v))
@@ -64,7 +64,7 @@ class _BatchNorm(torch.autograd.Function):
         return y, mean, inverse
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         return *_Derivative.apply(g, *ctx.saved_tensors, ctx.eps), None
 
 
@@ -76,8 +76,8 @@ class _Derivative(torch.autograd.Function):
         return tuple(_derivative(g, x, gain, mean, inverse, eps))
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, v: Tensor, v_gain: Tensor, v_bias: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    @once_differentiable
+    def backward(ctx: Any, v: Tensor, v_gain: Tensor, v_bias: Tensor) -> tuple[Tensor | None, ...]:
         g, x, gain, mean, inverse = ctx.saved_tensors
         p_v, sum_vy, _ = _derivative(v, x, None, mean, inverse, ctx.eps)
         p_g, sum_gy, _ = _derivative(g, x, None, mean, inverse, ctx.eps)

@@ -80,8 +80,8 @@ def settle(config: RunConfig) -> RunConfig:
     config = replace(config, device=device, threads=config.threads or os.cpu_count() or 1)
     torch.set_num_threads(config.threads)
     if sys.platform == "linux" and config.device == "cpu":
-        # glibc returns large blocks to the system at once, and the next use pays a page fault for every 4 KiB: twice the
-        # time of a meta-iteration at 48 filters. M_MMAP_MAX = 0 and a high M_TRIM_THRESHOLD keep them.
+        # glibc returns large blocks to the system at once, and the next use pays a page fault for every 4 KiB: twice
+        # the time of a meta-iteration at 48 filters. M_MMAP_MAX = 0 and a high M_TRIM_THRESHOLD keep them.
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
             mallopt(-4, 0)

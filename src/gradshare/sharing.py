@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gradshare.errors import UserError
 from gradshare.inner import InnerRule, Tree, Weights
 
 NormScope = Literal["global", "tensor"]
@@ -32,7 +33,7 @@ class GradientSharing:
 
     def __post_init__(self) -> None:
         if self.norm not in ("global", "tensor"):
-            raise ValueError(f"norm is 'global' or 'tensor', not {self.norm!r}")
+            raise UserError(f"norm is 'global' or 'tensor', not {self.norm!r}")
 
     def rule(self) -> InnerRule:
         return share_gradients(self.norm)

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from gradshare import normalisation
 from gradshare.convolution import Geometry, conv, fold_tasks, unfold_tasks
+from gradshare.errors import UserError
 
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 DROPOUTS = nn.modules.dropout._DropoutNd
@@ -33,12 +34,12 @@ def prepare(model: nn.Module) -> nn.Module:
     for name, layer in model.named_modules():
         where = f"'{name}' ({type(layer).__name__})"
         if isinstance(layer, DROPOUTS) and layer.training and layer.p > 0:
-            raise ValueError(_dropout_message(where, layer.p))
+            raise UserError(_dropout_message(where, layer.p))
         dropout = getattr(layer, "dropout", 0.0)
         if isinstance(layer, (nn.MultiheadAttention, nn.RNNBase)) and layer.training and dropout > 0:
-            raise ValueError(_dropout_message(where, dropout))
+            raise UserError(_dropout_message(where, dropout))
         if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
-            raise ValueError(f"layer {where} has no shape yet: run the model once on an example batch first")
+            raise UserError(f"layer {where} has no shape yet: run the model once on an example batch first")
         if isinstance(layer, BATCH_NORMS):
             layer.track_running_stats = False
             layer.running_mean = layer.running_var = layer.num_batches_tracked = None
@@ -61,7 +62,7 @@ def forward(
             return vmap(one_task)(dict(fast), x)
     except RuntimeError as error:
         if "randomness" in str(error):
-            raise ValueError(
+            raise UserError(
                 "the model draws random numbers in its forward pass, which would make the inner loop's gradients"
                 " irreproducible: remove the random operation, or call model.eval() first if that switches it off"
             ) from error
@@ -112,7 +113,8 @@ def batch_norm(
     """F.batch_norm on the batch's own statistics, whatever `training` and the running statistics are."""
 
     def all_tasks(tasks: int, dims: Any, *rows: Tensor) -> Tensor:
-        return normalisation.batch_norm(*(_tasks_first(tasks, d, row) for d, row in zip(dims, rows, strict=True)), eps)
+        x, gain, bias = (_tasks_first(tasks, dim, row) for dim, row in zip(dims, rows, strict=True))
+        return normalisation.batch_norm(x, gain, bias, eps)
 
     gain = x.new_ones(x.shape[1]) if weight is None else weight
     shift = x.new_zeros(x.shape[1]) if bias is None else bias
@@ -189,7 +191,7 @@ def _dropout(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     def refused(x: Tensor, p: float = default, training: bool = True, *args: Any, **kwargs: Any) -> Tensor:
         if training and p > 0:
-            raise ValueError(_dropout_message(f"calling {function.__name__}", p))
+            raise UserError(_dropout_message(f"calling {function.__name__}", p))
         return function(x, p, training, *args, **kwargs)
 
     return refused

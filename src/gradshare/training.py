@@ -246,7 +246,7 @@ class _Run:
 
     def _test(self) -> dict[str, Any]:
         epochs = best_epochs(self.progress.metrics)
-        summary = {"best_epoch": epochs[0], **best_value(self.progress.metrics), "test": None}
+        summary: dict[str, Any] = {"best_epoch": epochs[0], **best_value(self.progress.metrics), "test": None}
         if self.training.test_tasks:
             states = [self._load_epoch(epoch) for epoch in epochs]
             best = self._evaluate("test", states[0], self.training.test_tasks)

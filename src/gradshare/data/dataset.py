@@ -57,7 +57,7 @@ class Dataset:
     @cached_property
     def _splits(self) -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64], list[str]]]:
         """For each split: where each class starts in the images, how many it has, and its name."""
-        counts = np.array([entry.count for entry in self.index.classes], dtype=np.int64)
+        counts = np.array([entry.images for entry in self.index.classes], dtype=np.int64)
         starts = counts.cumsum() - counts
         own = {split: [i for i, entry in enumerate(self.index.classes) if entry.split == split] for split in SPLITS}
         return {

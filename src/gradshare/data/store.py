@@ -27,7 +27,7 @@ Image = NDArray[np.uint8]
 class ClassEntry(NamedTuple):
     name: str
     split: str
-    count: int
+    images: int
 
 
 class Index(NamedTuple):
@@ -70,7 +70,7 @@ def building(folder: Path, name: str, image: tuple[int, int, int], transform: st
             writer = Writer(images, image)
             yield writer
             images.seek(0)
-            _write_header(images, (sum(entry.count for entry in writer.classes), *image))
+            _write_header(images, (sum(entry.images for entry in writer.classes), *image))
             _sync(images)
         index = Index(name, image, writer.classes, transform, source)
         with (temporary / "index.json").open("w", encoding="utf-8") as file:
@@ -120,7 +120,7 @@ def read_index(folder: Path) -> Index:
 def read_images(folder: Path, index: Index) -> Image:
     """Map the images of a store into memory, after checking them against the index."""
     path = folder / "images.npy"
-    expected = (sum(entry.count for entry in index.classes), *index.image)
+    expected = (sum(entry.images for entry in index.classes), *index.image)
     try:
         images = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:

@@ -1,0 +1,26 @@
+# `make demo` and `make test` set everything up themselves; they need Python 3.11 or later.
+PYTHON ?= python3
+BIN = .venv/bin
+
+.PHONY: demo test format
+
+demo: .venv/ready
+	$(BIN)/gradshare compare --dataset glyphs --method maml --inner-lr 0.4 --filters 16 \
+	    --epochs 8 --iterations 30 --val-tasks 200 --test-tasks 200 \
+	    --arms original --arms shared --arms half-rate --jobs 3 --threads 1 --out runs/demo
+
+test: .venv/ready
+	$(BIN)/ruff format --check src tests examples
+	$(BIN)/ruff check src tests examples
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/pytest
+
+format: .venv/ready
+	$(BIN)/ruff check --fix src tests examples
+	$(BIN)/ruff format src tests examples
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gradshare needs Python 3.11 or later")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
