@@ -38,6 +38,8 @@ def test_the_readme_code_runs(number: int, tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_readme_lists_every_module() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    modules = [path for path in (ROOT / "src" / "gradshare").rglob("*.py") if path.name not in ("__init__.py", "__main__.py")]
+    modules = [
+        path for path in (ROOT / "src" / "gradshare").rglob("*.py") if path.name not in ("__init__.py", "__main__.py")
+    ]
     missing = [path.name for path in modules if f"{path.name} " not in text]
     assert not missing

@@ -47,9 +47,12 @@ def compare(
         Arms trained at a time, each in a process of its own; 0 is one for each core.
     """
     from gradshare import comparison, reports
-    from gradshare.display import screen
+    from gradshare.data.dataset import load_dataset
+    from gradshare.display import building, screen
 
     chosen = list(dict.fromkeys([*arms, *(comparison.CONTROLS if controls else ())]))
+    with building() as progress:  # once, before several processes want it
+        load_dataset(config.dataset, config.pixels, progress)
     with _interruptible(f"gradshare {shlex.join(sys.argv[1:])}"), screen(config) as shown:
         comparison.compare(config, chosen, out, jobs, shown)
     _show_report(reports.write_report(out, command=f"gradshare {shlex.join(sys.argv[1:])}"), out)
@@ -76,13 +79,16 @@ def train(config: Options = RunConfig(), *, out: Path | None = None, resume: Pat
         config = run_config(read_config(resume), resume)
     elif config.arm == "half-rate":
         raise UserError("half-rate is an arm of compare; here say --arm original and the --inner-lr you mean")
-    from gradshare.display import RunDisplay, screen
+    from gradshare.data.dataset import load_dataset
+    from gradshare.display import RunDisplay, building, screen
     from gradshare.runs import run
 
     folder = out or resume
     assert folder is not None
+    with building() as progress:
+        dataset = load_dataset(config.dataset, config.pixels, progress)
     with _interruptible(f"gradshare train --resume {shlex.quote(str(folder))}"), screen(config) as shown:
-        trained = run(config, folder, resume is not None, RunDisplay(shown, config.arm))
+        trained = run(config, folder, resume is not None, RunDisplay(shown, config.arm), dataset)
     _print_summary(folder, trained.summary)
 
 
@@ -192,7 +198,10 @@ def _show_report(comparison: dict[str, Any], folder: Path) -> None:
 
     from gradshare import reports
 
-    Console().print(reports.rich_table(comparison))
+    console, reached = Console(), reports.rich_thresholds(comparison)
+    console.print(reports.rich_table(comparison))
+    if reached is not None:
+        console.print("", reached)
     print(f"report: {folder / 'report.html'}")
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from gradshare.config import Arm, RunConfig
-from gradshare.data.dataset import load_dataset
 from gradshare.display import RunDisplay, Screen
 from gradshare.errors import UserError
 from gradshare.interruption import Interrupted, stop_requests
@@ -24,7 +23,6 @@ CONTROLS: tuple[Arm, ...] = ("half-rate", "gate-only", "batch-only", "memory-onl
 
 def compare(config: RunConfig, arms: list[Arm], folder: Path, jobs: int, screen: Screen) -> None:
     """Train every arm below `folder`; finished arms are kept, unfinished ones go on where they stopped."""
-    load_dataset(config.dataset, config.pixels)  # built once, before several processes want it
     cores = os.cpu_count() or 1
     device = settle(config).device
     # On a CPU two arms side by side, a core each, beat one arm on all cores; a GPU is best used by one.

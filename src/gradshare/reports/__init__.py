@@ -7,7 +7,7 @@ from gradshare.reports.findings import Finding, findings
 from gradshare.reports.page import report_page
 from gradshare.reports.runs import Run, find_runs, read_run
 from gradshare.reports.tables import csv_table, markdown_table, table
-from gradshare.reports.terminal import rich_table
+from gradshare.reports.terminal import rich_table, rich_thresholds
 from gradshare.reports.write import write_report
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "read_run",
     "report_page",
     "rich_table",
+    "rich_thresholds",
     "table",
     "write_report",
 ]

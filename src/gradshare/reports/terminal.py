@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from gradshare.reports import wording
 from gradshare.reports.compare import Comparison
 from gradshare.reports.runs import Measure
-from gradshare.reports.tables import bands_text, has_reference, speed_up_text
+from gradshare.reports.tables import bands_text, has_reference, speed_up_text, threshold_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,6 +28,23 @@ def rich_table(comparison: Comparison) -> Table:
     for name, arm in comparison["arms"].items():
         row = _own(name, arm, comparison["measure"]) + (_against(arm, comparison["measure"]) if against else [])
         drawn.add_row(*map(Text, row))  # Text: a name such as [red] stays text
+    return drawn
+
+
+def rich_thresholds(comparison: Comparison) -> Table | None:
+    """Epochs and seconds that each arm took to reach round values; None where there is nothing to reach."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if not comparison["thresholds"]:
+        return None
+    top, *rows = threshold_table(comparison)
+    title = f"Epochs and training time to reach a validation {comparison['measure']}"
+    drawn = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, title=title, title_justify="left")
+    for name in top:
+        drawn.add_column(name, justify="left" if name == "Arm" else "right", overflow="fold")
+    for row in rows:
+        drawn.add_row(*map(Text, row))
     return drawn
 
 
