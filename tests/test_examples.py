@@ -41,5 +41,5 @@ def test_the_readme_lists_every_module() -> None:
     modules = [
         path for path in (ROOT / "src" / "gradshare").rglob("*.py") if path.name not in ("__init__.py", "__main__.py")
     ]
-    missing = [path.name for path in modules if f"{path.name} " not in text]
+    missing = [path.name for path in modules if f" {path.name} " not in text]
     assert not missing

@@ -130,9 +130,7 @@ class SavedRun:
 def load_run(folder: str | Path) -> SavedRun:
     """Open a run folder.
 
-    Example:
-        >>> run = load_run("runs/demo/shared")              # doctest: +SKIP
-        >>> learner, state = run.learner(), run.state()     # doctest: +SKIP
+    Then `run.learner()` and `run.state()` adapt and predict as in training.
     """
     folder = Path(folder)
     config = read_config(folder)
