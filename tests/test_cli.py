@@ -123,12 +123,17 @@ def test_arms_at_a_time_or_one_by_one_are_the_same_runs(blobs: Path, tmp_path: P
         same_run(tmp_path / "one" / arm, tmp_path / "two" / arm)
 
 
-def test_a_stopped_comparison_goes_on(blobs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop", ["SIGTERM to the parent", "Ctrl-C to all"])
+def test_a_stopped_comparison_goes_on(blobs: Path, tmp_path: Path, stop: str) -> None:
     words = ["compare", "--dataset", blobs, *SMALL, "--epochs", 3, "--iterations", 150, "--jobs", 2, "--out", tmp_path]
-    with subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command(*words), start_new_session=True, **pipes) as process:  # type: ignore[call-overload]
         assert process.stdout is not None and process.stderr is not None
         process.stdout.readline()
-        process.send_signal(signal.SIGTERM)
+        if stop == "Ctrl-C to all":
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            process.send_signal(signal.SIGTERM)
         message = process.stderr.read()
     assert process.returncode == 3 and "to go on: gradshare compare" in message and "Traceback" not in message
     assert not list(tmp_path.glob("*/DONE"))

@@ -56,7 +56,7 @@ def _parallel(configs: list[RunConfig], folder: Path, jobs: int, screen: Screen)
             while waiting and len(running) < jobs and not stop() and not failures:
                 one = waiting.pop(0)
                 running[one.arm] = context.Process(target=_child, args=(one, folder / one.arm, events))
-                running[one.arm].start()
+                _start_deaf_to_ctrl_c(running[one.arm])
             if stop():
                 _ask_to_stop(running)
             _pass_on(events, screen, failures)
@@ -68,6 +68,15 @@ def _parallel(configs: list[RunConfig], folder: Path, jobs: int, screen: Screen)
         raise (
             UserError(f"arm {arm}: {message}") if kind == "UserError" else RuntimeError(f"arm {arm} failed:\n{message}")
         )
+
+
+def _start_deaf_to_ctrl_c(process: Any) -> None:
+    """A Ctrl-C reaches every process of the terminal; the parent alone answers it, by asking its children to stop."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # children inherit what is ignored
+    try:
+        process.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _ask_to_stop(running: dict[str, Any]) -> None:
@@ -117,7 +126,6 @@ class _Forwarding:
 
 def _child(config: RunConfig, folder: Path, events: Queue[Any]) -> None:
     """One arm in a process of its own; exit code 3 says that it was asked to stop and saved."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches the parent too, which asks all children to stop
     try:
         _train(config, folder, RunDisplay(_Forwarding(events), config.arm))
     except Interrupted:

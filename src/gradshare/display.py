@@ -41,13 +41,13 @@ class RunDisplay:
 
 def summary_of(metrics: dict[str, Any]) -> str:
     """An epoch in words: validation with its interval, and the mean gates."""
-    scale, unit, value = 100.0, "%", metrics["val_accuracy"]
-    if value is None:
-        scale, unit, value = 1.0, "", metrics["val_loss"]
-    text = f"val {value * scale:.4g}{unit} ±{metrics['val_interval'] * scale:.2g}"
-    for name in ("m", "lam"):
+    if metrics["val_accuracy"] is None:
+        text = f"val loss {metrics['val_loss']:.4g}±{metrics['val_interval']:.2g}"
+    else:
+        text = f"val {metrics['val_accuracy']:.1%} ±{metrics['val_interval']:.1%}"
+    for name, symbol in (("m", "σ(m)"), ("lam", "σ(λ)")):
         if metrics[name] is not None:
-            text += f"  sig({name}) {sum(metrics[name]) / len(metrics[name]):.3f}"
+            text += f" {symbol} {sum(metrics[name]) / len(metrics[name]):.2f}"
     return text
 
 
@@ -79,7 +79,7 @@ class LiveScreen:
         self._rows: dict[str, Any] = {}
         self._progress = Progress(
             TextColumn("{task.fields[run]}"),
-            BarColumn(),
+            BarColumn(bar_width=8),
             MofNCompleteColumn(),
             TextColumn("{task.fields[now]}"),
             TextColumn("{task.fields[last]}"),
@@ -100,7 +100,7 @@ class LiveScreen:
         return self._rows[run]
 
     def iteration(self, run: str, epoch: int, iteration: int, loss: float, accuracy: float | None) -> None:
-        now = f"loss {loss:.3f}" + ("" if accuracy is None else f" acc {accuracy:.0%}")
+        now = f"loss {loss:.2f}" if accuracy is None else f"train {accuracy:.0%}"
         self._progress.update(self._row(run), completed=epoch * self.training.iterations + iteration, now=now)
 
     def evaluating(self, run: str, split: str, done: int, total: int) -> None:
@@ -108,7 +108,7 @@ class LiveScreen:
 
     def epoch(self, run: str, metrics: dict[str, Any], seconds: float) -> None:
         done = metrics["epoch"] * self.training.iterations
-        self._progress.update(self._row(run), completed=done, last=f"epoch {metrics['epoch']} {summary_of(metrics)}")
+        self._progress.update(self._row(run), completed=done, last=summary_of(metrics))
 
 
 @contextmanager

@@ -14,10 +14,12 @@ Progress = Callable[[int, int], None] | None
 
 def data_folder() -> Path:
     """Where data sets are kept: `GRADSHARE_DATA`, or the platform's cache folder."""
+    chosen = os.environ.get("GRADSHARE_DATA")
+    if chosen:
+        return Path(chosen)
     from platformdirs import user_cache_path
 
-    chosen = os.environ.get("GRADSHARE_DATA")
-    return Path(chosen) if chosen else user_cache_path("gradshare")
+    return user_cache_path("gradshare")
 
 
 def build_glyphs(folder: Path, progress: Progress) -> None:
