@@ -449,10 +449,13 @@ def test_users_module_state_and_episodes_are_not_written(algorithm: str) -> None
 
 
 def test_outer_loss_is_a_pure_function() -> None:
-    """Also of a module that writes its buffers in its forward pass, as spectral norm does."""
-    case = build(Model(models.spectral_normed, (1, 6, 6)), "anil", "global")
-    state, tasks = randomised(case.learner.init(seed=None)), RELU_NORM._replace(shape=(1, 6, 6)).tasks(2)
-    first, second = (case.learner.outer_loss(state, tasks).loss.item() for _ in range(2))
+    """A module that writes its buffers in its forward pass, as spectral norm does in training mode, is refused."""
+    entry, tasks = Model(models.spectral_normed, (1, 6, 6)), RELU_NORM._replace(shape=(1, 6, 6)).tasks(2)
+    writing = gs.anil(entry.make())
+    with pytest.raises(ValueError, match="writes to its buffer"):
+        writing.outer_loss(writing.init(), tasks)
+    still = gs.anil(entry.make().eval())
+    first, second = (still.outer_loss(still.init(), tasks).loss.item() for _ in range(2))
     assert first == second
 
 

@@ -72,6 +72,34 @@ def test_batch_norm_uses_the_batch_even_in_eval_mode() -> None:
     assert torch.equal(expected, evaluating.outer_loss(evaluating.init(), part).loss)
 
 
+def test_alpha_dropout_is_off_by_default_and_refused_when_on() -> None:
+    class Alpha(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(F.alpha_dropout(input))
+
+    learner = gs.maml(Alpha(4, 3), steps=1)
+    assert learner.outer_loss(learner.init(), episodes()).loss.isfinite()
+
+
+def test_operations_that_cannot_be_batched_are_named() -> None:
+    class Branching(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input if input.sum() > 0 else -input)
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x[:, None])[0][:, -1])
+
+    for model in (Branching(4, 3), Recurrent()):
+        learner = gs.maml(model, steps=1)
+        with pytest.raises(ValueError, match="cannot run for many tasks at once"):
+            learner.outer_loss(learner.init(), episodes())
+
+
 def test_lazy_modules_are_refused_with_advice() -> None:
     with pytest.raises(ValueError, match="has no shape yet: run the model once"):
         gs.maml(nn.Sequential(nn.LazyLinear(3)))

@@ -1,4 +1,4 @@
-"""Convolutions of many tasks at once, each task with its own filters, closed under differentiation.
+"""Convolutions closed under differentiation.
 
 A convolution is bilinear in images and filters. Its two derivatives (towards the images, towards the filters) are
 bilinear again, and the derivatives of those are the same three maps:
@@ -29,33 +29,15 @@ class Geometry(NamedTuple):
     output_padding: list[int]
     groups: int
 
-    def fold(self, tasks: int) -> Geometry:
-        return self._replace(groups=self.groups * tasks)
 
-
-def conv(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
-    """Convolve each task's images [tasks, n, C, ...] with its own filters [tasks, O, C/groups, ...]."""
+def conv(
+    x: Tensor,  # [n, C, ...]
+    w: Tensor,  # [O, C/groups, ...], or transposed [C, O/groups, ...]
+    b: Tensor | None,  # [O]
+    geometry: Geometry,
+) -> Tensor:  # [n, O, ...]
+    """Convolve images with filters."""
     return _Conv.apply(x, w, b, geometry)
-
-
-def fold_tasks(x: Tensor) -> Tensor:
-    """[tasks, n, C, ...] -> [n, tasks*C, ...]: tasks become groups of channels, and one kernel serves them all."""
-    return x.transpose(0, 1).flatten(1, 2)
-
-
-def unfold_tasks(x: Tensor, tasks: int) -> Tensor:
-    """The reverse: a view, so that folding again costs nothing."""
-    return x.unflatten(1, (tasks, -1)).transpose(0, 1)
-
-
-def _forward(x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
-    bias = None if b is None else b.flatten()
-    folded = aten.convolution(fold_tasks(x), w.flatten(0, 1), bias, *geometry.fold(len(x)))
-    return unfold_tasks(folded, len(x))
-
-
-def _backward(g: Tensor, x: Tensor, w: Tensor, geometry: Geometry, mask: list[bool]) -> Any:
-    return aten.convolution_backward(fold_tasks(g), fold_tasks(x), w.flatten(0, 1), None, *geometry.fold(len(x)), mask)
 
 
 class _Conv(torch.autograd.Function):
@@ -63,7 +45,7 @@ class _Conv(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
         ctx.save_for_backward(x, w)
         ctx.geometry = geometry
-        return _forward(x, w, b, geometry)
+        return aten.convolution(x, w, b, *geometry)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -72,7 +54,7 @@ class _Conv(torch.autograd.Function):
         return (
             _TowardsImages.apply(g, w, x.detach(), ctx.geometry) if to_x else None,
             _TowardsFilters.apply(g, x, w.detach(), ctx.geometry) if to_w else None,
-            g.sum(dim=(1, *range(3, g.dim()))) if to_b else None,
+            g.sum((0, *range(2, g.dim()))) if to_b else None,
             None,
         )
 
@@ -82,7 +64,7 @@ class _TowardsImages(torch.autograd.Function):
     def forward(ctx: Any, g: Tensor, w: Tensor, x: Tensor, geometry: Geometry) -> Tensor:  # x: its shape only
         ctx.save_for_backward(g, w)
         ctx.geometry = geometry
-        return unfold_tasks(_backward(g, x, w, geometry, [True, False, False])[0], len(x))
+        return aten.convolution_backward(g, x, w, None, *geometry, [True, False, False])[0]
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
@@ -101,7 +83,7 @@ class _TowardsFilters(torch.autograd.Function):
     def forward(ctx: Any, g: Tensor, x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:  # w: its shape only
         ctx.save_for_backward(g, x)
         ctx.geometry = geometry
-        return _backward(g, x, w, geometry, [False, True, False])[1].view_as(w)
+        return aten.convolution_backward(g, x, w, None, *geometry, [False, True, False])[1]
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
