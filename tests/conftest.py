@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gradshare as gs
-from gradshare.data.store import building
+from gradshare.data.store import ClassEntry, Index, write_store
 
 torch.set_num_threads(1)
 
@@ -17,12 +17,11 @@ torch.set_num_threads(1)
 def write_blobs(folder: Path, classes: dict[str, int], images: int = 20, size: int = 16) -> Path:
     """A store whose classes are fixed random patterns with noise: easy to learn, quick to make."""
     generator = np.random.default_rng(0)
-    with building(folder, "blobs", (size, size, 1), "none", "made by the tests") as store:
-        for split, count in classes.items():
-            for number in range(count):
-                pattern = generator.integers(0, 256, (size, size, 1))
-                noisy = [pattern * 0.6 + generator.integers(0, 100, (size, size, 1)) for _ in range(images)]
-                store.add(split, f"{split}-{number}", [image.astype(np.uint8) for image in noisy])
+    entries = [ClassEntry(f"{split}-{i}", split, images) for split, count in classes.items() for i in range(count)]
+    patterns = [generator.integers(0, 256, (size, size, 1)) for _ in entries]
+    noisy = (p * 0.6 + generator.integers(0, 100, p.shape) for p in patterns for _ in range(images))
+    index = Index("blobs", (size, size, 1), entries, "none", "made by the tests")
+    write_store(folder, index, (image.astype(np.uint8) for image in noisy))
     return folder
 
 

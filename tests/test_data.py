@@ -11,7 +11,7 @@ import torch
 from conftest import write_blobs
 
 import gradshare as gs
-from gradshare.data.store import building
+from gradshare.data.store import ClassEntry, Index, building, write_store
 from gradshare.episodes import Shape, choose
 
 
@@ -31,9 +31,9 @@ def test_the_shape_and_layout_of_episodes(dataset: gs.Dataset) -> None:
 
 
 def test_images_carry_the_label_of_their_class_and_never_repeat(tmp_path: Path) -> None:
-    with building(tmp_path / "marked", "marked", (2, 2, 1), "none", "test") as store:
-        for number in range(9):  # each image is marked by its class and its place
-            store.add("train", str(number), [np.full((2, 2, 1), 25 * number + i, np.uint8) for i in range(7 + number)])
+    index = Index("marked", (2, 2, 1), [ClassEntry(str(n), "train", 7 + n) for n in range(9)], "none", "test")
+    marks = (25 * n + i for n in range(9) for i in range(7 + n))  # each image is marked by its class and its place
+    write_store(tmp_path / "marked", index, (np.full((2, 2, 1), mark, np.uint8) for mark in marks))
     episodes = gs.load_dataset(tmp_path / "marked").sample("train", Shape(5, 2, 5), 40, (3,))
     marks = torch.cat([episodes.support_x, episodes.query_x], 1)[:, :, 0, 0, 0].mul(255).round().int()
     labels = torch.cat([episodes.support_y, episodes.query_y], 1)
@@ -58,9 +58,8 @@ def test_choosing_is_uniform_over_classes_and_unequal_counts() -> None:
 
 
 def test_scaling_belongs_to_the_run(tmp_path: Path, blobs: Path) -> None:
-    with building(tmp_path / "rgb", "rgb", (16, 16, 3), "none", "test") as store:
-        store.add("train", "a", [np.full((16, 16, 3), 128, np.uint8)] * 3)
-        store.add("train", "b", [np.full((16, 16, 3), 64, np.uint8)] * 3)
+    index = Index("rgb", (16, 16, 3), [ClassEntry("a", "train", 3), ClassEntry("b", "train", 3)], "none", "test")
+    write_store(tmp_path / "rgb", index, (np.full((16, 16, 3), value, np.uint8) for value in [128] * 3 + [64] * 3))
     unit, imagenet = (
         gs.load_dataset(tmp_path / "rgb", pixels=kind).sample("train", Shape(2, 1, 2), 1, (0,))
         for kind in ("unit", "imagenet")
@@ -72,20 +71,39 @@ def test_scaling_belongs_to_the_run(tmp_path: Path, blobs: Path) -> None:
         gs.load_dataset(blobs, pixels="imagenet")
 
 
+ONE = Index("one", (2, 2, 1), [ClassEntry("a", "train", 1)], "none", "test")
+
+
 def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), building(tmp_path / "half", "half", (2, 2, 1), "none", "test") as store:
-        store.add("train", "a", [np.zeros((2, 2, 1), np.uint8)])
+    with pytest.raises(KeyboardInterrupt), building(tmp_path / "half", ONE) as store:
+        store.put(0, np.zeros((2, 2, 1), np.uint8))
         raise KeyboardInterrupt
+    with pytest.raises(gs.UserError, match="1 of 1 images of one were not there"), building(tmp_path / "half", ONE):
+        pass
     assert list(tmp_path.iterdir()) == []
 
 
 def test_two_builds_at_once_end_in_one_store(tmp_path: Path) -> None:
-    with building(tmp_path / "s", "s", (2, 2, 1), "none", "test") as outer:
-        outer.add("train", "a", [np.zeros((2, 2, 1), np.uint8)])
-        with building(tmp_path / "s", "s", (2, 2, 1), "none", "test") as inner:
-            inner.add("train", "a", [np.zeros((2, 2, 1), np.uint8)])
+    with building(tmp_path / "s", ONE) as outer:
+        outer.put(0, np.zeros((2, 2, 1), np.uint8))
+        write_store(tmp_path / "s", ONE, [np.zeros((2, 2, 1), np.uint8)])
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
     assert gs.load_dataset(tmp_path / "s").index.classes[0].images == 1
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        ([("a", "train", 1), ("a", "test", 1)], "class 'a' of x is there twice: in the train and in the test split"),
+        ([("a", "training", 1)], "class 'a' of x is in 'training'"),
+        ([("a", "train", 0)], "class 'a' of x has no images"),
+    ],
+)
+def test_impossible_classes_are_refused(tmp_path: Path, classes: list[tuple[str, str, int]], message: str) -> None:
+    index = Index("x", (2, 2, 1), [ClassEntry(*entry) for entry in classes], "none", "test")
+    with pytest.raises(gs.UserError, match=message), building(tmp_path / "x", index):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -160,9 +160,9 @@ def list_data() -> None:
             continue
         index = read_index(home / name)
         classes = {split: sum(entry.split == split for entry in index.classes) for split in ("train", "val", "test")}
-        images, (height, width, channels) = sum(entry.images for entry in index.classes), index.image
+        height, width, channels = index.image
         counts = " ".join(f"{split} {count}" for split, count in classes.items())
-        print(f"  {name:<16} {images} images of {height}x{width}x{channels}; classes: {counts}")
+        print(f"  {name:<16} {index.images} images of {height}x{width}x{channels}; classes: {counts}")
 
 
 class _interruptible:  # noqa: N801: reads as a verb in a with statement

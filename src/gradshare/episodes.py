@@ -10,9 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gradshare.data.store import SPLITS
 from gradshare.errors import UserError
-
-SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from gradshare.data.store import building
+from gradshare.data.store import ClassEntry, Index, building
 from gradshare.errors import UserError
 
 Progress = Callable[[int, int], None] | None
@@ -29,12 +29,18 @@ def build_glyphs(folder: Path, progress: Progress) -> None:
     except ImportError as error:
         raise UserError(f"the glyphs data set is drawn with matplotlib and Pillow; install them ({error})") from error
 
-    with building(folder, "glyphs", glyphs.IMAGE_SHAPE, "rendered", "fonts shipped with matplotlib") as store:
-        total = glyphs.count()
-        for done, glyph in enumerate(glyphs.render(), start=1):
-            store.add(glyph.split, glyph.name, glyph.images)
+    classes = [
+        ClassEntry(name, split, glyphs.IMAGES_PER_CLASS)
+        for split, names in glyphs.class_names().items()
+        for name in names
+    ]
+    index = Index("glyphs", glyphs.IMAGE_SHAPE, classes, "rendered", "fonts shipped with matplotlib")
+    with building(folder, index) as store:
+        for number, glyph in enumerate(glyphs.render()):
+            for place, image in enumerate(glyph.images):
+                store.put(number * glyphs.IMAGES_PER_CLASS + place, image)
             if progress is not None:
-                progress(done, total)
+                progress(number + 1, len(classes))
 
 
 BUILTIN: dict[str, Callable[[Path, Progress], None]] = {"glyphs": build_glyphs}

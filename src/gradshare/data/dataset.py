@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradshare.data.catalogue import BUILTIN, data_folder
-from gradshare.data.store import Image, Index, read_images, read_index
-from gradshare.episodes import SPLITS, Episodes, Shape, choose, episodes_from
+from gradshare.data.store import SPLITS, Image, Index, read_images, read_index
+from gradshare.episodes import Episodes, Shape, choose, episodes_from
 from gradshare.errors import UserError
 
 Pixels = Literal["unit", "imagenet"]

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from gradshare.errors import UserError
 
+SPLITS = ("train", "val", "test")
 VERSION = 1
 Image = NDArray[np.uint8]
 
@@ -35,44 +36,51 @@ class Index(NamedTuple):
 
     name: str
     image: tuple[int, int, int]  # height, width, channels
-    classes: list[ClassEntry]
-    transform: str
-    source: str
+    classes: list[ClassEntry]  # in the order of their images; every class has its images in one run
+    transform: str  # what was done to the images
+    source: str  # what they were made from
+    sha256: str = ""  # checksum of that
+
+    @property
+    def images(self) -> int:
+        return sum(entry.images for entry in self.classes)
 
 
 class Writer:
-    """Appends classes to a store under construction."""
+    """Writes the images of a store under construction, in any order."""
 
-    def __init__(self, images: BinaryIO, image: tuple[int, int, int]) -> None:
-        self._images = images
-        self._image = image
-        self.classes: list[ClassEntry] = []
+    def __init__(self, file: BinaryIO, index: Index) -> None:
+        _write_header(file, (index.images, *index.image))
+        self._file, self._index, self._start = file, index, file.tell()
+        self._missing = np.ones(index.images, dtype=bool)
 
-    def add(self, split: str, name: str, images: Iterable[Image]) -> None:
-        """Append all images of one class, each [height, width, channels]."""
-        count = 0
-        for image in images:
-            if image.shape != self._image or image.dtype != np.uint8:
-                raise UserError(f"class '{name}' has an image of {image.shape} {image.dtype}, not {self._image} uint8")
-            self._images.write(np.ascontiguousarray(image).data)
-            count += 1
-        self.classes.append(ClassEntry(name, split, count))
+    def put(self, row: int, image: Image) -> None:
+        """Write one image, [height, width, channels], at its row."""
+        if image.shape != self._index.image or image.dtype != np.uint8:
+            raise UserError(f"image {row} is {image.shape} {image.dtype}, not {self._index.image} uint8")
+        self._file.seek(self._start + row * image.size)
+        self._file.write(np.ascontiguousarray(image).data)
+        self._missing[row] = False
+
+    def finish(self) -> None:
+        if self._missing.any():
+            raise UserError(
+                f"{self._missing.sum()} of {self._index.images} images of {self._index.name} were not there to be read"
+            )
+        _sync(self._file)
 
 
 @contextmanager
-def building(folder: Path, name: str, image: tuple[int, int, int], transform: str, source: str) -> Iterator[Writer]:
+def building(folder: Path, index: Index) -> Iterator[Writer]:
     """Build a store; it appears at `folder` when the block ends without an error, and not at all otherwise."""
+    check_index(index)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        with (temporary / "images.npy").open("wb") as images:
-            _write_header(images, (0, *image))
-            writer = Writer(images, image)
+        with (temporary / "images.npy").open("wb") as file:
+            writer = Writer(file, index)
             yield writer
-            images.seek(0)
-            _write_header(images, (sum(entry.images for entry in writer.classes), *image))
-            _sync(images)
-        index = Index(name, image, writer.classes, transform, source)
+            writer.finish()
         with (temporary / "index.json").open("w", encoding="utf-8") as file:
             json.dump({"version": VERSION, **index._asdict()}, file, ensure_ascii=False, indent=1)
             _sync(file)
@@ -81,8 +89,30 @@ def building(folder: Path, name: str, image: tuple[int, int, int], transform: st
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def write_store(folder: Path, index: Index, images: Iterable[Image]) -> None:
+    """Build a store from its images in order."""
+    with building(folder, index) as store:
+        for row, image in enumerate(images):
+            store.put(row, image)
+
+
+def check_index(index: Index) -> None:
+    """Refuse classes that stand in two splits or twice, unknown splits and empty classes."""
+    splits: dict[str, str] = {}
+    for entry in index.classes:
+        if entry.name in splits:
+            where = f"in the {splits[entry.name]} and in the {entry.split} split"
+            raise UserError(f"class '{entry.name}' of {index.name} is there twice: {where}")
+        if entry.split not in SPLITS:
+            raise UserError(
+                f"class '{entry.name}' of {index.name} is in '{entry.split}'; a split is train, val or test"
+            )
+        if entry.images < 1:
+            raise UserError(f"class '{entry.name}' of {index.name} has no images")
+        splits[entry.name] = entry.split
+
+
 def _write_header(file: BinaryIO, shape: tuple[int, ...]) -> None:
-    # NumPy pads the header so that the first axis can grow without moving the data.
     header = {"descr": "|u1", "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
 
@@ -110,17 +140,19 @@ def read_index(folder: Path) -> Index:
             raise UserError(f"{path} is of another version of the format; import the data set again")
         classes = [ClassEntry(str(name), str(split), int(count)) for name, split, count in content.pop("classes")]
         height, width, channels = (int(size) for size in content.pop("image"))
-        return Index(image=(height, width, channels), classes=classes, **content)
+        index = Index(image=(height, width, channels), classes=classes, **content)
     except FileNotFoundError:
         raise UserError(f"{folder} is not a data set: it has no index.json") from None
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}); import the data set again") from None
+    check_index(index)
+    return index
 
 
 def read_images(folder: Path, index: Index) -> Image:
     """Map the images of a store into memory, after checking them against the index."""
     path = folder / "images.npy"
-    expected = (sum(entry.images for entry in index.classes), *index.image)
+    expected = (index.images, *index.image)
     try:
         images = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
