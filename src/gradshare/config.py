@@ -81,6 +81,8 @@ class RunConfig(Training):
     """Pixels from 0 to 1, or with ImageNet's mean and deviation taken out."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto is a GPU where there is one."""
+    engine: Literal["auto", "eager", "graph"] = "auto"
+    """A meta-iteration operation by operation, or recorded as one CUDA graph; auto is graph on a GPU."""
     threads: int = 0
     """CPU threads; 0 is one for each core."""
 

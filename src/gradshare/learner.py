@@ -131,8 +131,9 @@ class Learner:
         """
         module = self.module
         if seed is not None and hasattr(module, "initialise"):
-            module = tasked.prepare(module)
-            cast(Any, module).initialise(torch.Generator(next(module.parameters()).device).manual_seed(seed))
+            module = tasked.prepare(module).cpu()  # the same weights whatever the device
+            cast(Any, module).initialise(torch.Generator().manual_seed(seed))
+            module.to(next(self.module.parameters()).device)
         weights = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
         learned, memory = self.rule.init({name: weights[name] for name in self.adapted}, self.steps)
         if self.per_step:

@@ -43,8 +43,8 @@ def batch_norm(
     return _BatchNorm.apply(x, gain, bias, eps)[0]
 
 
-def _derivative(g: Tensor, x: Tensor, gain: Tensor | None, mean: Tensor, inverse: Tensor, eps: float) -> Any:
-    """(w P(g), sum(g y), sum(g)); `gain=None` means w = 1."""
+def _derivative(g: Tensor, x: Tensor, gain: Tensor, mean: Tensor, inverse: Tensor, eps: float) -> Any:
+    """(w P(g), sum(g y), sum(g))."""
     statistics = (None, None, mean, inverse)
     return aten.native_batch_norm_backward(
         g.contiguous(), x.contiguous(), gain, *statistics, True, eps, [True, True, True]
@@ -76,8 +76,9 @@ class _Derivative(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, v: Tensor, v_gain: Tensor, v_bias: Tensor) -> tuple[Tensor | None, ...]:
         g, x, gain, mean, inverse = ctx.saved_tensors
-        p_v, sum_vy, _ = _derivative(v, x, None, mean, inverse, ctx.eps)
-        p_g, sum_gy, _ = _derivative(g, x, None, mean, inverse, ctx.eps)
+        one = torch.ones_like(gain)
+        p_v, sum_vy, _ = _derivative(v, x, one, mean, inverse, ctx.eps)
+        p_g, sum_gy, _ = _derivative(g, x, one, mean, inverse, ctx.eps)
         r = (g * p_v).sum((0, *range(2, x.dim())))
         count = x.numel() / x.shape[1]
 

@@ -13,7 +13,19 @@ from gradshare.learner import Learner, MetaState, Outcome
 
 def optimiser(state: MetaState, rate: float) -> torch.optim.Adam:
     """Adam with default hyperparameters on everything that the outer loop learns."""
-    return torch.optim.Adam(list(state.trainable().values()), lr=rate)
+    leaves = list(state.trainable().values())
+    if leaves[0].is_cuda:  # the rate in a tensor and the steps counted on the GPU, so that a step can be recorded
+        return torch.optim.Adam(leaves, lr=torch.tensor(rate, device=leaves[0].device), capturable=True)
+    return torch.optim.Adam(leaves, lr=rate)
+
+
+def set_rate(adam: torch.optim.Adam, rate: float) -> None:
+    """Change the outer rate, in place where it is a tensor."""
+    group = adam.param_groups[0]
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
 
 
 def meta_step(
@@ -54,4 +66,5 @@ def restore_adam(state: MetaState, adam: torch.optim.Adam, tensors: dict[str, Te
             m: tensors[f"adam/{m}/{name}"] for m in ("step", "exp_avg", "exp_avg_sq") if f"adam/{m}/{name}" in tensors
         }
         if moments:
-            adam.state[leaf] = {m: v if m == "step" else v.to(leaf.device) for m, v in moments.items()}
+            on_gpu = leaf.device if leaf.is_cuda else torch.device("cpu")
+            adam.state[leaf] = {moment: value.to(on_gpu) for moment, value in moments.items()}

@@ -69,7 +69,7 @@ def run(config: RunConfig, folder: Path, resume: bool, display: Display, dataset
     training = {name: value for name, value in asdict(config).items() if name in names}
     about = {name: value for name, value in asdict(config).items() if name not in names}
     learner = build_learner(config, data.image)
-    return train(learner, data, folder, resume, display, about, config.device, **training)
+    return train(learner, data, folder, resume, display, about, config.device, config.engine, **training)
 
 
 def settle(config: RunConfig) -> RunConfig:
@@ -77,7 +77,8 @@ def settle(config: RunConfig) -> RunConfig:
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device 'cuda' is not there: PyTorch sees no GPU; use --device cpu")
     device = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
-    config = replace(config, device=device, threads=config.threads or os.cpu_count() or 1)
+    engine = ("graph" if device == "cuda" else "eager") if config.engine == "auto" else config.engine
+    config = replace(config, device=device, engine=engine, threads=config.threads or os.cpu_count() or 1)
     torch.set_num_threads(config.threads)
     if sys.platform == "linux" and config.device == "cpu":
         # glibc returns large blocks to the system at once, and the next use pays a page fault for every 4 KiB: twice

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -19,12 +19,13 @@ from torch import Tensor
 from gradshare import checkpoints
 from gradshare.checkpoints import Progress
 from gradshare.config import Training, read_config, write_config
-from gradshare.episodes import Shape, TaskSource, task_key
+from gradshare.episodes import Episodes, Shape, TaskSource, task_key
 from gradshare.errors import UserError
 from gradshare.evaluation import Evaluation, evaluate
+from gradshare.graphs import GraphedStep
 from gradshare.interruption import Interrupted, stop_requests
-from gradshare.learner import Learner, MetaState
-from gradshare.outer import adam_tensors, cosine, meta_step, optimiser, restore_adam
+from gradshare.learner import Learner, MetaState, Outcome
+from gradshare.outer import adam_tensors, cosine, meta_step, optimiser, restore_adam, set_rate
 
 ENSEMBLE = 5  # best epochs kept, and their number in the ensemble
 
@@ -65,6 +66,7 @@ def train(
     display: Display | None = None,
     about: dict[str, Any] | None = None,
     device: str = "cpu",
+    engine: Literal["auto", "eager", "graph"] = "auto",
     **options: Any,
 ) -> Trained:
     """Train a learner, with checkpoints, validation and test, in a run folder.
@@ -75,6 +77,9 @@ def train(
         resume: go on where the run in the folder stopped; a finished run is returned as it is.
         display: is told of the progress.
         about: further entries for `config.json`, such as a name for the model.
+        device: `"cpu"` or `"cuda"`; the data set must give tasks there, or on the CPU.
+        engine: `"graph"` records a meta-iteration as one CUDA graph; `"eager"` runs it operation by operation;
+            `"auto"` is graph on a GPU.
         options: fields of `Training`: epochs, iterations, ways, shots, queries, tasks, outer_lr, seed, ...
 
     Example:
@@ -89,7 +94,11 @@ def train(
     if unknown:
         raise UserError(f"training has no option {', '.join(sorted(unknown))}")
     training = Training(**options)
-    run = _Run(learner.to(device), dataset, Path(folder), training, display or Silent(), torch.device(device))
+    if engine == "auto":
+        engine = "graph" if torch.device(device).type == "cuda" else "eager"
+    if engine == "graph" and torch.device(device).type != "cuda":
+        raise UserError("a CUDA graph needs a GPU: use engine='eager' on a CPU")
+    run = _Run(learner.to(device), dataset, Path(folder), training, display or Silent(), torch.device(device), engine)
     run.open({**asdict(training), **(about or {})}, resume)
     with stop_requests() as run.stop:
         return run.finish()
@@ -106,6 +115,7 @@ class _Run:
         training: Training,
         display: Display,
         device: torch.device,
+        engine: str,
     ) -> None:
         self.learner, self.dataset, self.folder = learner, dataset, folder
         self.training, self.display, self.device = training, display, device
@@ -114,6 +124,9 @@ class _Run:
         self.adam = optimiser(self.state, training.outer_lr)
         self.progress = Progress()
         self.log = torch.zeros(2, training.iterations, device=device)  # loss and accuracy of the epoch's iterations
+        self.engine = engine
+        self.stepping: Learner | None = None  # the learner that `step` steps
+        self.step: Callable[[Episodes], Outcome]
         self.started = 0.0
         self.stop: Callable[[], bool] = lambda: False
 
@@ -166,17 +179,29 @@ class _Run:
         self.started = time.monotonic() - self.progress.seconds
         learner = self.learner.at(epoch)
         rate = cosine(self.training.outer_lr, learner.final_outer_rate, epoch, self.training.epochs)
-        self.adam.param_groups[0]["lr"] = rate
+        set_rate(self.adam, rate)
+        self._choose_step(learner)
         for iteration in range(self.progress.iteration, self.training.iterations):
-            self._iterate(learner, epoch, iteration)
+            self._iterate(epoch, iteration)
         trained = time.monotonic()
         validation = self._evaluate("val", self.state, self.training.val_tasks)
         self._record(epoch + 1, validation, trained - self.started, time.monotonic() - trained)
 
-    def _iterate(self, learner: Learner, epoch: int, iteration: int) -> None:
+    def _choose_step(self, learner: Learner) -> None:
+        """One step of this epoch's learner: recorded as a CUDA graph, or run operation by operation."""
+        if learner == self.stepping:
+            return
+        self.stepping = learner
+        if self.engine == "graph":
+            self.step = GraphedStep(learner, self.state, self.adam, self.training.gradient_clamp)
+        else:
+            clamp = self.training.gradient_clamp
+            self.step = lambda episodes: meta_step(learner, self.state, self.adam, episodes, clamp)
+
+    def _iterate(self, epoch: int, iteration: int) -> None:
         key = task_key(self.training.seed, "train", epoch, iteration)
         episodes = self.dataset.sample("train", self.shape, self.training.tasks, key).to(self.device)
-        outcome = meta_step(learner, self.state, self.adam, episodes, self.training.gradient_clamp)
+        outcome = self.step(episodes)
         self.log[0, iteration] = outcome.loss.detach()
         self.log[1, iteration] = torch.nan if outcome.accuracy is None else outcome.accuracy.mean()
         last = iteration + 1 == self.training.iterations

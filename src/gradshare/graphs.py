@@ -1,0 +1,78 @@
+"""A meta-iteration as one CUDA graph: recorded once, then replayed without Python or launch overhead.
+
+A step is thousands of small kernels, and a GPU finishes them faster than a CPU can launch them. The recorded step reads
+and writes the same memory each time: the state, Adam's moments and one batch of tasks live in fixed buffers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradshare.episodes import Episodes
+from gradshare.learner import Learner, MetaState, Outcome
+from gradshare.outer import meta_step
+
+
+class GraphedStep:
+    """`meta_step` for one learner, state and optimiser, recorded on the first batch and replayed on every later one."""
+
+    def __init__(self, learner: Learner, state: MetaState, adam: torch.optim.Adam, clamp: float = 0.0) -> None:
+        self._learner, self._state, self._adam, self._clamp = learner, state, adam, clamp
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._episodes: Episodes
+        self._outcome: Outcome
+
+    def __call__(self, episodes: Episodes) -> Outcome:
+        """Take one step. The outcome's tensors are overwritten by the next call."""
+        if self._graph is None:
+            self._record(episodes)
+        assert self._graph is not None
+        for place, value in zip(_parts(self._episodes), _parts(episodes), strict=True):
+            place.copy_(value)
+        self._graph.replay()
+        return self._outcome
+
+    def _record(self, episodes: Episodes) -> None:
+        self._episodes = Episodes(*(part.clone() for part in _parts(episodes)))
+        before = self._snapshot()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # libraries choose and load their kernels here, which recording does not allow
+            for _ in range(2):
+                self._step()
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._outcome = self._step()
+        self._restore(before)
+
+    def _step(self) -> Outcome:
+        memory = self._state.tensors()
+        kept = self._state.memory
+        outcome = meta_step(self._learner, self._state, self._adam, self._episodes, self._clamp)
+        for name, value in self._state.tensors().items():
+            if name.startswith("memory/"):
+                memory[name].copy_(value)
+        self._state.memory = kept  # the same tensors as before, with the new values
+        return outcome._replace(loss=outcome.loss.detach())
+
+    def _snapshot(self) -> dict[str, Tensor]:
+        return {name: tensor.detach().clone() for name, tensor in self._state.tensors().items()} | {
+            f"{number}/{name}": value.clone()
+            for number, moments in enumerate(self._adam.state.values())
+            for name, value in moments.items()
+        }
+
+    @torch.no_grad()
+    def _restore(self, before: dict[str, Tensor]) -> None:
+        """Undo the warm-up; moments that did not exist before it start at zero, as Adam would have made them."""
+        for name, tensor in self._state.tensors().items():
+            tensor.copy_(before[name])
+        for number, moments in enumerate(self._adam.state.values()):
+            for name, value in moments.items():
+                value.copy_(before.get(f"{number}/{name}", torch.zeros_like(value)))
+
+
+def _parts(episodes: Episodes) -> tuple[Tensor, ...]:
+    return episodes.support_x, episodes.support_y, episodes.query_x, episodes.query_y

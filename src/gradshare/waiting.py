@@ -1,0 +1,50 @@
+"""For commands that take a while: how far they are, and a tidy end when they are stopped."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+Progress = Callable[[int, int], None]  # done, in all (0: nobody knows)
+
+
+@contextmanager
+def bar(label: str, unit: Literal["images", "bytes"]) -> Iterator[Progress]:
+    """Shows how far something is: a bar on a terminal, one line otherwise."""
+    if not sys.stdout.isatty():
+        said: list[bool] = []
+
+        def say_once(done: int, total: int) -> None:
+            if not said:
+                print(f"{label}: {f'{total:,} {unit}' if total else 'of unknown size'}", flush=True)
+                said.append(True)
+
+        yield say_once
+        return
+    from rich import progress as rich
+
+    amount = (rich.DownloadColumn(), rich.TransferSpeedColumn()) if unit == "bytes" else (rich.MofNCompleteColumn(),)
+    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), *amount, rich.TimeRemainingColumn())
+    with rich.Progress(*columns, transient=True) as shown:
+        row = shown.add_task(label, total=None)
+        yield lambda done, total: shown.update(row, completed=done, total=total or None)
+
+
+@contextmanager
+def stoppable(what_is_left: str) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the block tidily: one line, and exit code 3."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"gradshare: stopped; {what_is_left}", file=sys.stderr)
+        raise SystemExit(3) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
