@@ -214,6 +214,9 @@ def test_unknown_and_impossible_options_are_refused(dataset: gs.Dataset, tmp_pat
     for options, message in [
         ({"iteration": 3}, "no option iteration"),
         ({"epochs": 0}, "epochs is 0; it must be at least 1"),
+        ({"val_tasks": 1}, "val_tasks is 1; it must be at least 2"),
+        ({"test_tasks": 1}, "test_tasks is 1; an interval over tasks needs at least 2"),
+        ({"engine": "graph"}, "a CUDA graph needs a GPU"),
         ({"outer_lr": -1.0}, "outer_lr is -1.0; it must be above 0"),
         ({"ways": 7}, "7-way tasks need 7 classes; the val split of blobs has 6"),
         ({"shots": 10, "queries": 15}, "has 20 images; 10-shot with 15 queries needs 25"),
@@ -242,3 +245,19 @@ def test_a_second_interrupt_stops_at_once(dataset: gs.Dataset, tmp_path: Path) -
     with pytest.raises(KeyboardInterrupt):
         gs.train(learner(), dataset, tmp_path / "run", display=Impatient(0, 0), **TINY)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_without_a_folder_runs_are_numbered(
+    dataset: gs.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = [gs.train(learner(), dataset, **TINY | {"epochs": 1, "test_tasks": 0}) for _ in range(2)]
+    assert [run.folder for run in runs] == [Path("runs/run-1"), Path("runs/run-2")]
+
+
+def test_what_a_killed_writer_left_is_cleared_away(dataset: gs.Dataset, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        gs.train(learner(), dataset, tmp_path, display=StopAt(1, 1), **TINY)
+    (tmp_path / "checkpoints" / ".epoch-0002-iteration-0000-123").mkdir()
+    gs.train(learner(), dataset, tmp_path, resume=True, **TINY)
+    assert not list((tmp_path / "checkpoints").glob(".*"))

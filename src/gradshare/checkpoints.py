@@ -107,6 +107,12 @@ def prune(folder: Path, best_epochs: list[int], latest: int = 2) -> None:
             shutil.rmtree(path)
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Clear away what a process that was killed while writing left behind."""
+    for path in folder.glob(".epoch-*"):
+        shutil.rmtree(path)
+
+
 def of_epoch(folder: Path, epoch: int) -> Path:
     """Where the checkpoint at the end of an epoch is."""
     return folder / Progress(epoch).name

@@ -63,7 +63,7 @@ def _parallel(configs: list[RunConfig], folder: Path, jobs: int, screen: Screen)
             running = {arm: process for arm, process in running.items() if _alive(arm, process, failures)}
         _pass_on(events, screen, failures)
         if stop():
-            raise Interrupted(folder, 0, 0)
+            raise Interrupted(folder, "between iterations")
     for arm, (kind, message) in failures.items():
         raise (
             UserError(f"arm {arm}: {message}") if kind == "UserError" else RuntimeError(f"arm {arm} failed:\n{message}")

@@ -47,6 +47,8 @@ class Training:
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
             _check(name, kind, getattr(self, name))
+        if self.test_tasks == 1:
+            raise UserError("test_tasks is 1; an interval over tasks needs at least 2, and 0 leaves the test out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +91,7 @@ class RunConfig(Training):
 
 LOWEST = {
     "ways": 2,
+    "val_tasks": 2,
     "gradient_clamp": 0,
     "test_tasks": 0,
     "seed": 0,

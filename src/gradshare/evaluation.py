@@ -55,9 +55,11 @@ def evaluate(
         between: called with the number of tasks done after each batch.
     """
     ensemble = [states] if isinstance(states, MetaState) else list(states)
+    device = next(iter(ensemble[0].params.values())).device
     parts: list[Evaluation] = []
     for number, start in enumerate(range(0, tasks, batch)):
-        episodes = dataset.sample(split, shape, min(batch, tasks - start), task_key(seed, split, iteration=number))
+        key = task_key(seed, split, iteration=number)
+        episodes = dataset.sample(split, shape, min(batch, tasks - start), key).to(device)
         fast = [learner.adapt(state, episodes.support_x, episodes.support_y) for state in ensemble]
         logits = torch.stack([learner.predict(weights, episodes.query_x) for weights in fast]).mean(0)
         parts.append(Evaluation(learner.losses(logits, episodes.query_y), accuracy(logits, episodes.query_y)))

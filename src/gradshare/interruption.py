@@ -12,9 +12,8 @@ from pathlib import Path
 class Interrupted(Exception):  # noqa: N818: nothing went wrong
     """A run that was asked to stop, and did, with everything saved."""
 
-    def __init__(self, folder: Path, epoch: int, iteration: int) -> None:
-        super().__init__(f"stopped in epoch {epoch} after iteration {iteration}; all is saved in {folder}")
-        self.folder = folder
+    def __init__(self, folder: Path, where: str) -> None:
+        super().__init__(f"stopped {where}; all is saved in {folder}")
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -61,7 +62,7 @@ class Trained:
 def train(
     learner: Learner,
     dataset: TaskSource,
-    folder: str | Path,
+    folder: str | Path | None = None,
     resume: bool = False,
     display: Display | None = None,
     about: dict[str, Any] | None = None,
@@ -73,7 +74,7 @@ def train(
 
     Args:
         dataset: a `Dataset`, or anything with its method `sample`.
-        folder: the run folder; it must not hold a run already, unless `resume`.
+        folder: the run folder; it must not hold a run already, unless `resume`. None is the next free `runs/run-N`.
         resume: go on where the run in the folder stopped; a finished run is returned as it is.
         display: is told of the progress.
         about: further entries for `config.json`, such as a name for the model.
@@ -98,7 +99,8 @@ def train(
         engine = "graph" if torch.device(device).type == "cuda" else "eager"
     if engine == "graph" and torch.device(device).type != "cuda":
         raise UserError("a CUDA graph needs a GPU: use engine='eager' on a CPU")
-    run = _Run(learner.to(device), dataset, Path(folder), training, display or Silent(), torch.device(device), engine)
+    place = _next_free(Path("runs")) if folder is None else Path(folder)
+    run = _Run(learner.to(device), dataset, place, training, display or Silent(), torch.device(device), engine)
     run.open({**asdict(training), **(about or {})}, resume)
     with stop_requests() as run.stop:
         return run.finish()
@@ -156,6 +158,7 @@ class _Run:
                 )
 
     def _restore(self) -> None:
+        checkpoints.remove_unfinished(self.folder / "checkpoints")
         found = checkpoints.newest(self.folder / "checkpoints")
         if found is not None:
             self.progress, tensors = found
@@ -227,7 +230,7 @@ class _Run:
     def _stop(self, iteration: int) -> None:
         self.progress = replace(self.progress, iteration=iteration, seconds=time.monotonic() - self.started)
         self._save()
-        raise Interrupted(self.folder, self.progress.epoch + 1, iteration)
+        raise Interrupted(self.folder, f"in epoch {self.progress.epoch + 1} after iteration {iteration}")
 
     def _evaluate(self, split: str, states: MetaState | list[MetaState], tasks: int) -> Evaluation:
         def between(done: int) -> None:
@@ -235,7 +238,7 @@ class _Run:
             if self.stop():
                 if split == "val":
                     self._stop(self.training.iterations)
-                raise Interrupted(self.folder, self.training.epochs, self.training.iterations)
+                raise Interrupted(self.folder, "in the test after all epochs")
 
         seed, batch = self.training.seed, self.training.eval_batch
         return evaluate(self.learner, states, self.dataset, split, self.shape, tasks, seed, batch, between)
@@ -323,6 +326,10 @@ def load_state(state: MetaState, tensors: dict[str, Tensor]) -> None:
                 f"the checkpoint does not fit the learner: {name} is {list(tensor.shape)} here, {found} there"
             )
         tensor.copy_(tensors[name])
+
+
+def _next_free(parent: Path) -> Path:
+    return next(path for number in count(1) if not (path := parent / f"run-{number}").exists())
 
 
 def _write(path: Path, text: str) -> None:
