@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from conftest import write_blobs
 
 import gradshare as gs
 from gradshare.data.store import ClassEntry, Index, building, write_store
+from gradshare.data.verification import verify
 from gradshare.episodes import Shape, choose
 
 
@@ -89,6 +92,28 @@ def test_two_builds_at_once_end_in_one_store(tmp_path: Path) -> None:
         write_store(tmp_path / "s", ONE, [np.zeros((2, 2, 1), np.uint8)])
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
     assert gs.load_dataset(tmp_path / "s").index.classes[0].images == 1
+
+
+def test_what_a_killed_build_left_is_cleared_away(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path; from gradshare.data.store import *\n"
+        "index = Index('one', (2, 2, 1), [ClassEntry('a', 'train', 1)], 'none', 'test')\n"
+        "with building(Path(sys.argv[1]), index): os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "s")], check=False)
+    assert len(list(tmp_path.iterdir())) == 1 and not (tmp_path / "s").exists()
+    write_store(tmp_path / "s", ONE, [np.zeros((2, 2, 1), np.uint8)])
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+def test_verify_finds_one_flipped_bit(tmp_path: Path) -> None:
+    store = write_blobs(tmp_path / "blobs", {"train": 2}, images=3)
+    assert verify(store).sha256 == gs.load_dataset(store).index.images_sha256
+    content = bytearray((store / "images.npy").read_bytes())
+    content[-7] ^= 1
+    (store / "images.npy").write_bytes(content)
+    with pytest.raises(gs.UserError, match="does not match the checksum in its index"):
+        verify(store)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from cyclopts import App, CycloptsError, Parameter
 
 from gradshare import __version__
+from gradshare.cli_data import data_app
 from gradshare.config import Arm, RunConfig, read_config, run_config
 from gradshare.errors import UserError
 
@@ -18,7 +19,6 @@ app = App(
     version=__version__,
     help="Meta-learning that shares gradients between tasks. Start with: gradshare compare --out runs/first",
 )
-data_app = App(name="data", help="Data sets: which there are.")
 app.command(data_app)
 
 Options = Annotated[RunConfig, Parameter(name="*")]
@@ -48,10 +48,11 @@ def compare(
     """
     from gradshare import comparison, reports
     from gradshare.data.dataset import load_dataset
-    from gradshare.display import building, screen
+    from gradshare.display import screen
+    from gradshare.waiting import bar
 
     chosen = list(dict.fromkeys([*arms, *(comparison.CONTROLS if controls else ())]))
-    with building() as progress:  # once, before several processes want it
+    with bar("building the data set, once", "classes") as progress:  # once, before several processes want it
         load_dataset(config.dataset, config.pixels, progress)
     with _interruptible(f"gradshare {shlex.join(sys.argv[1:])}"), screen(config) as shown:
         comparison.compare(config, chosen, out, jobs, shown)
@@ -80,12 +81,13 @@ def train(config: Options = RunConfig(), *, out: Path | None = None, resume: Pat
     elif config.arm == "half-rate":
         raise UserError("half-rate is an arm of compare; here say --arm original and the --inner-lr you mean")
     from gradshare.data.dataset import load_dataset
-    from gradshare.display import RunDisplay, building, screen
+    from gradshare.display import RunDisplay, screen
     from gradshare.runs import run
+    from gradshare.waiting import bar
 
     folder = out or resume
     assert folder is not None
-    with building() as progress:
+    with bar("building the data set, once", "classes") as progress:
         dataset = load_dataset(config.dataset, config.pixels, progress)
     with _interruptible(f"gradshare train --resume {shlex.quote(str(folder))}"), screen(config) as shown:
         trained = run(config, folder, resume is not None, RunDisplay(shown, config.arm), dataset)
@@ -143,26 +145,6 @@ def report(folder: Path) -> None:
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder")
     _show_report(reports.write_report(folder, command=f"gradshare {shlex.join(sys.argv[1:])}"), folder)
-
-
-@data_app.command(name="list")
-def list_data() -> None:
-    """The data sets on this machine, and the built-in ones."""
-    from gradshare.data.catalogue import BUILTIN, data_folder
-    from gradshare.data.store import read_index
-
-    home = data_folder()
-    print(f"data sets in {home}:")
-    found = {path.parent.name for path in home.glob("*/index.json")} if home.is_dir() else set()
-    for name in sorted(found | set(BUILTIN)):
-        if name not in found:
-            print(f"  {name:<16} built in; made on first use")
-            continue
-        index = read_index(home / name)
-        classes = {split: sum(entry.split == split for entry in index.classes) for split in ("train", "val", "test")}
-        height, width, channels = index.image
-        counts = " ".join(f"{split} {count}" for split, count in classes.items())
-        print(f"  {name:<16} {index.images} images of {height}x{width}x{channels}; classes: {counts}")
 
 
 class _interruptible:  # noqa: N801: reads as a verb in a with statement

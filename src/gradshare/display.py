@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -109,26 +107,6 @@ class LiveScreen:
     def epoch(self, run: str, metrics: dict[str, Any], seconds: float) -> None:
         done = metrics["epoch"] * self.training.iterations
         self._progress.update(self._row(run), completed=done, last=summary_of(metrics))
-
-
-@contextmanager
-def building() -> Iterator[Callable[[int, int], None]]:
-    """Shows that a data set is being built: a bar on a terminal, one line otherwise; nothing if it is there already."""
-    if not sys.stdout.isatty():
-        started: list[bool] = []
-
-        def say_once(done: int, total: int) -> None:
-            if not started:
-                print(f"building the data set: {total} classes, once", flush=True)
-                started.append(True)
-
-        yield say_once
-        return
-    from rich.progress import Progress
-
-    with Progress(transient=True) as progress:
-        row = progress.add_task("building the data set, once", visible=False)
-        yield lambda done, total: progress.update(row, completed=done, total=total, visible=True)
 
 
 def screen(training: Training) -> Screen:

@@ -6,13 +6,13 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 Progress = Callable[[int, int], None]  # done, in all (0: nobody knows)
 
 
 @contextmanager
-def bar(label: str, unit: Literal["images", "bytes"]) -> Iterator[Progress]:
+def bar(label: str, unit: str) -> Iterator[Progress]:
     """Shows how far something is: a bar on a terminal, one line otherwise."""
     if not sys.stdout.isatty():
         said: list[bool] = []

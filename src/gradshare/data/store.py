@@ -6,12 +6,15 @@ A store is built in a temporary folder beside its place and renamed, so an inter
 
 from __future__ import annotations
 
+import fcntl
+import glob
+import hashlib
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -40,6 +43,7 @@ class Index(NamedTuple):
     transform: str  # what was done to the images
     source: str  # what they were made from
     sha256: str = ""  # checksum of that
+    images_sha256: str = ""  # checksum of images.npy; filled in when the store is built
 
     @property
     def images(self) -> int:
@@ -75,18 +79,34 @@ def building(folder: Path, index: Index) -> Iterator[Writer]:
     """Build a store; it appears at `folder` when the block ends without an error, and not at all otherwise."""
     check_index(index)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    _clear_abandoned(folder)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        with (temporary / "images.npy").open("wb") as file:
+        with (temporary / "images.npy").open("w+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # held while this process lives: see _clear_abandoned
             writer = Writer(file, index)
             yield writer
             writer.finish()
-        with (temporary / "index.json").open("w", encoding="utf-8") as file:
-            json.dump({"version": VERSION, **index._asdict()}, file, ensure_ascii=False, indent=1)
-            _sync(file)
-        _move(temporary, folder)
+            file.seek(0)
+            checksum = hashlib.file_digest(file, "sha256").hexdigest()
+            _write_index(temporary, index._replace(images_sha256=checksum))
+            _move(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_index(folder: Path, index: Index) -> None:
+    with (folder / "index.json").open("w", encoding="utf-8") as file:
+        json.dump({"version": VERSION, **index._asdict()}, file, ensure_ascii=False, indent=1)
+        _sync(file)
+
+
+def _clear_abandoned(folder: Path) -> None:
+    """Remove what builds of the same store left that were killed: nobody holds the lock on their images."""
+    for path in folder.parent.glob(f".{glob.escape(folder.name)}-*/images.npy"):
+        with suppress(OSError), path.open("rb") as file:  # BlockingIOError: a build at work
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def write_store(folder: Path, index: Index, images: Iterable[Image]) -> None:

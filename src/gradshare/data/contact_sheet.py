@@ -1,0 +1,131 @@
+"""A contact sheet: sampled tasks as a picture, to see with one's own eyes what a run will see.
+
+One block a task, one row a class: its support images, then its query images, and its name below.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image as Pillow
+from PIL import ImageDraw, ImageFont
+
+from gradshare.data.dataset import Dataset
+from gradshare.data.store import Image
+from gradshare.episodes import Shape, choose, task_key
+
+CELL = 84  # pixels; smaller images are enlarged to about this
+MARGIN, GAP, BETWEEN, LINE, HEADING = 20, 2, 16, 18, 46  # around, images, support from query, a name, a task's title
+PAPER, INK, QUIET, RULE = "#ffffff", "#1a1a1a", "#6b6b6b", "#d0d0d0"
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+
+class Task(NamedTuple):
+    names: list[str]  # [ways]
+    images: Image  # [ways, shots + queries, H, W, C]
+
+
+def draw_tasks(dataset: Dataset, split: str, shape: Shape, tasks: int, seed: int) -> list[Task]:
+    """The tasks that `dataset.sample` gives for the same key, with the names of their classes."""
+    dataset.check(split, shape)
+    entries = dataset.index.classes
+    counts = np.array([entry.images for entry in entries], dtype=np.int64)
+    own = np.flatnonzero([entry.split == split for entry in entries])
+    starts = (counts.cumsum() - counts)[own]
+    classes, order = choose(counts[own], shape, tasks, task_key(seed, split))
+    rows: NDArray[np.int64] = starts[classes][..., None] + order
+    images = np.asarray(dataset.images)
+    return [
+        Task([entries[own[c]].name for c in chosen], images[places])
+        for chosen, places in zip(classes, rows, strict=True)
+    ]
+
+
+def contact_sheet(dataset: Dataset, split: str, shape: Shape, tasks: int = 3, seed: int = 0) -> Pillow.Image:
+    """Draw sampled tasks of a split.
+
+    Args:
+        dataset: what to draw from.
+        split: train, val or test.
+        shape: ways, shots and queries of a task.
+        tasks: how many.
+        seed: which.
+    """
+    height, width, _ = dataset.index.image
+    layout = _Layout(shape, height, width)
+    title = f"{dataset.name} · {split} · {shape.ways}-way {shape.shots}-shot"
+    sheet = Pillow.new("RGB", (layout.width, layout.height(tasks)), PAPER)
+    for number, task in enumerate(draw_tasks(dataset, split, shape, tasks, seed)):
+        top = layout.task_top(number)
+        _write_heading(sheet, layout, top, f"{title} · task {number + 1}")
+        for way, (name, images) in enumerate(zip(task.names, task.images, strict=True)):
+            _draw_row(sheet, layout, top + HEADING + way * layout.row, name, images)
+    return sheet
+
+
+class _Layout:
+    """Where things go."""
+
+    def __init__(self, shape: Shape, height: int, width: int) -> None:
+        self.shape = shape
+        self.scale = max(1, CELL // max(height, width))
+        self.cell = (width * self.scale, height * self.scale)
+        self.row = self.cell[1] + LINE + 10
+        self.width = max(self.left(shape.shots + shape.queries) - GAP + MARGIN, 320)
+
+    def left(self, place: int) -> int:
+        """Where the image at a place of the row begins."""
+        return MARGIN + place * (self.cell[0] + GAP) + (BETWEEN if place >= self.shape.shots else 0)
+
+    def task_top(self, number: int) -> int:
+        return MARGIN + number * (HEADING + self.shape.ways * self.row + MARGIN)
+
+    def height(self, tasks: int) -> int:
+        return self.task_top(tasks) - MARGIN
+
+
+def _write_heading(sheet: Pillow.Image, layout: _Layout, top: int, title: str) -> None:
+    draw = ImageDraw.Draw(sheet)
+    draw.text((MARGIN, top), title, INK, _font(16, bold=True))
+    for place, word in ((0, "support"), (layout.shape.shots, "query")):
+        draw.text((layout.left(place), top + 26), word, QUIET, _font(12))
+
+
+def _draw_row(sheet: Pillow.Image, layout: _Layout, top: int, name: str, images: Image) -> None:
+    for place, image in enumerate(images):
+        sheet.paste(_enlarged(image, layout.cell), (layout.left(place), top))
+    draw = ImageDraw.Draw(sheet)
+    middle = layout.left(layout.shape.shots) - (BETWEEN + GAP) // 2
+    draw.line((middle, top, middle, top + layout.cell[1] - 1), RULE)
+    draw.text((MARGIN, top + layout.cell[1] + 2), _shortened(name, layout.width - 2 * MARGIN), QUIET, _font(12))
+
+
+def _enlarged(image: Image, cell: tuple[int, int]) -> Pillow.Image:
+    grey = image.shape[-1] == 1
+    return Pillow.fromarray(image[..., 0] if grey else image[..., :3]).resize(cell, Pillow.Resampling.NEAREST)
+
+
+def _shortened(name: str, width: int) -> str:
+    """As much of the name as fits."""
+    font, name = _font(12), " ".join(name[:500].split())
+    text = name
+    while text and font.getlength(text) > width:
+        name = name[:-1]
+        text = name.rstrip() + "…"
+    return text
+
+
+@cache
+def _font(size: int, bold: bool = False) -> Font:
+    """DejaVu Sans, which has most scripts, from matplotlib's files; Pillow's own if it is not there."""
+    found = find_spec("matplotlib")
+    if found is not None and found.origin is not None:
+        path = Path(found.origin).parent / "mpl-data" / "fonts" / "ttf" / f"DejaVuSans{'-Bold' if bold else ''}.ttf"
+        if path.is_file():
+            return ImageFont.truetype(str(path), size, layout_engine=ImageFont.Layout.BASIC)
+    return ImageFont.load_default(size)
