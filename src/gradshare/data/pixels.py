@@ -17,7 +17,7 @@ from gradshare.errors import UserError
 
 Transform = Literal["crop", "resize"]
 FORMATS = ("JPEG", "PNG", "WEBP")
-MAX_PIXELS = 50_000_000
+MAX_PIXELS = 25_000_000
 """The largest image that is decoded, by the width and height in its header."""
 MARGIN = 1.5
 """Before a crop the shorter side is this times the size of the crop: 126 for 84."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import fcntl
 import glob
 import hashlib
+import io
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -118,6 +120,8 @@ def write_store(folder: Path, index: Index, images: Iterable[Image]) -> None:
 
 def check_index(index: Index) -> None:
     """Refuse classes that stand in two splits or twice, unknown splits and empty classes."""
+    if min(index.image) < 1:
+        raise UserError(f"the images of {index.name} have the size {index.image}")
     splits: dict[str, str] = {}
     for entry in index.classes:
         if entry.name in splits:
@@ -160,10 +164,12 @@ def read_index(folder: Path) -> Index:
             raise UserError(f"{path} is of another version of the format; import the data set again")
         classes = [ClassEntry(str(name), str(split), int(count)) for name, split, count in content.pop("classes")]
         height, width, channels = (int(size) for size in content.pop("image"))
-        index = Index(image=(height, width, channels), classes=classes, **content)
+        index = Index(image=(height, width, channels), classes=classes, **{k: str(v) for k, v in content.items()})
+    except UserError:
+        raise
     except FileNotFoundError:
         raise UserError(f"{folder} is not a data set: it has no index.json") from None
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError, OSError) as error:
         raise UserError(f"{path} is damaged ({error}); import the data set again") from None
     check_index(index)
     return index
@@ -171,14 +177,16 @@ def read_index(folder: Path) -> Index:
 
 def read_images(folder: Path, index: Index) -> Image:
     """Map the images of a store into memory, after checking them against the index."""
-    path = folder / "images.npy"
-    expected = (index.images, *index.image)
+    path, shape, header = folder / "images.npy", (index.images, *index.image), io.BytesIO()
+    _write_header(header, shape)
     try:
-        images = np.load(path, mmap_mode="r", allow_pickle=False)
+        with path.open("rb") as file:  # numpy's own reader of headers fails in many ways on a damaged one
+            same = file.read(header.tell()) == header.getvalue()
+            size = file.seek(0, os.SEEK_END) - header.tell()
     except FileNotFoundError:
         raise UserError(f"{folder} is not a data set: it has no images.npy") from None
-    except (ValueError, EOFError) as error:
-        raise UserError(f"{path} is damaged ({error}); import the data set again") from None
-    if images.shape != expected or images.dtype != np.uint8:
-        raise UserError(f"{path} holds {images.shape} {images.dtype}, but its index says {expected} uint8")
-    return images
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    if not same or size != math.prod(shape):
+        raise UserError(f"{path} is damaged: it is not {shape} uint8, but its index says so; import the data set again")
+    return np.memmap(path, np.uint8, "r", header.tell(), shape)
