@@ -1,9 +1,9 @@
 """Where images come from: a folder, a zip or a tar archive, read as a stream; nothing is ever extracted.
 
-    >>> with open_source(path) as source:                                             # doctest: +SKIP
-    ...     wanted = [member.name for member in source.members() if member.name.endswith(".jpg")]
-    ...     for name, content in source.read(wanted):
-    ...         print(name, len(content))
+    with open_source(path) as source:
+        wanted = [member.name for member in source.members() if member.name.endswith(".jpg")]
+        for name, content in source.read(wanted):
+            print(name, len(content))
 
 Whatever is wrong with an archive, hostile or broken, is one UserError that names it.
 """

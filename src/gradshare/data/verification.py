@@ -32,9 +32,6 @@ def verify(folder: Path, progress: Progress = None) -> Verified:
     images = read_images(folder, index)
     path = folder / "images.npy"
     assert isinstance(images, np.memmap)
-    surplus = path.stat().st_size - images.offset - images.nbytes
-    if surplus:
-        raise UserError(f"{path} has {surplus:,} bytes more than its index says; import the data set again")
     with path.open("rb") as file:  # read, not mapped: a failing disk is an error here, and not a crash
         digest = hashlib.sha256(file.read(images.offset))
         blank = dict(_blank(file, index, digest, progress))
