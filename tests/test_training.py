@@ -17,7 +17,8 @@ from torch import nn
 import gradshare as gs
 from gradshare import checkpoints
 from gradshare.interruption import Interrupted
-from gradshare.training import Diverged, best_epochs
+from gradshare.run_folder import best_epochs
+from gradshare.training import Diverged
 
 TINY: dict[str, Any] = dict(epochs=3, iterations=4, tasks=2, ways=3, queries=3, val_tasks=6, test_tasks=6, eval_batch=4)
 

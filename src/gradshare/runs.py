@@ -19,8 +19,9 @@ from gradshare.controls import BatchOnly, GateOnly, MemoryOnly
 from gradshare.data.dataset import Dataset, load_dataset
 from gradshare.errors import UserError
 from gradshare.learner import Learner, MetaState
+from gradshare.run_folder import best_epochs
 from gradshare.sharing import GradientSharing
-from gradshare.training import Display, Trained, best_epochs, train
+from gradshare.training import Display, Trained, train
 
 METHODS: dict[str, Callable[..., Learner]] = {
     "maml": algorithms.maml,

@@ -10,12 +10,10 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor
 
 from gradshare import checkpoints
 from gradshare.checkpoints import Progress
@@ -27,8 +25,7 @@ from gradshare.graphs import GraphedStep
 from gradshare.interruption import Interrupted, stop_requests
 from gradshare.learner import Learner, MetaState, Outcome
 from gradshare.outer import adam_tensors, cosine, meta_step, optimiser, restore_adam, set_rate
-
-ENSEMBLE = 5  # best epochs kept, and their number in the ensemble
+from gradshare.run_folder import best_epochs, best_value, described, gates, load_state, next_free, write_whole
 
 
 class Diverged(UserError):
@@ -99,7 +96,7 @@ def train(
         engine = "graph" if torch.device(device).type == "cuda" else "eager"
     if engine == "graph" and torch.device(device).type != "cuda":
         raise UserError("a CUDA graph needs a GPU: use engine='eager' on a CPU")
-    place = _next_free(Path("runs")) if folder is None else Path(folder)
+    place = next_free(Path("runs")) if folder is None else Path(folder)
     run = _Run(learner.to(device), dataset, place, training, display or Silent(), torch.device(device), engine)
     run.open({**asdict(training), **(about or {})}, resume)
     with stop_requests() as run.stop:
@@ -172,8 +169,8 @@ class _Run:
             self._epoch()
         if not (self.folder / "DONE").exists():
             summary = self._test()
-            _write(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
-            _write(self.folder / "DONE", "")
+            write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+            write_whole(self.folder / "DONE", "")
         summary = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
         return Trained(self.folder, self.state, self.progress.metrics, summary)
 
@@ -270,7 +267,7 @@ class _Run:
 
     def _write_lines(self) -> None:
         for name, lines in {"metrics": self.progress.metrics, "timings": self.progress.timings}.items():
-            _write(self.folder / f"{name}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+            write_whole(self.folder / f"{name}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
     def _test(self) -> dict[str, Any]:
         epochs = best_epochs(self.progress.metrics)
@@ -290,50 +287,3 @@ class _Run:
         state = self.learner.init(self.training.seed)
         load_state(state, checkpoints.load(checkpoints.of_epoch(self.folder / "checkpoints", epoch))[1])
         return state
-
-
-def best_epochs(metrics: list[dict[str, Any]], count: int = ENSEMBLE) -> list[int]:
-    """The epochs of the best validation, best first, the earlier first where two are equal."""
-    ranked = sorted(
-        metrics, key=lambda line: -line["val_accuracy"] if line["val_accuracy"] is not None else line["val_loss"]
-    )
-    return [line["epoch"] for line in ranked[:count]]
-
-
-def best_value(metrics: list[dict[str, Any]]) -> dict[str, float]:
-    best = metrics[best_epochs(metrics)[0] - 1]
-    name = "val_loss" if best["val_accuracy"] is None else "val_accuracy"
-    return {f"best_{name}": best[name]}
-
-
-def described(evaluation: Evaluation) -> dict[str, float | None]:
-    return {"accuracy": evaluation.accuracy, "interval": evaluation.interval, "loss": evaluation.loss}
-
-
-def gates(state: MetaState) -> dict[str, list[float] | None]:
-    """sig(m) and sig(lam) of every inner step."""
-    sharing = state.learned.get("sharing", {})
-    return {name: sharing[name].sigmoid().tolist() if name in sharing else None for name in ("m", "lam")}
-
-
-@torch.no_grad()
-def load_state(state: MetaState, tensors: dict[str, Tensor]) -> None:
-    """Fill a state of the same shape with the tensors of a checkpoint."""
-    for name, tensor in state.tensors().items():
-        if name not in tensors or tensors[name].shape != tensor.shape:
-            found = list(tensors[name].shape) if name in tensors else "nothing"
-            raise UserError(
-                f"the checkpoint does not fit the learner: {name} is {list(tensor.shape)} here, {found} there"
-            )
-        tensor.copy_(tensors[name])
-
-
-def _next_free(parent: Path) -> Path:
-    return next(path for number in count(1) if not (path := parent / f"run-{number}").exists())
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(text, encoding="utf-8")
-    checkpoints.sync(temporary)
-    temporary.replace(path)

@@ -1,0 +1,67 @@
+"""What a run folder says of its epochs: the best ones, their values, the gates; and writing its files whole."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradshare.checkpoints import sync
+from gradshare.errors import UserError
+from gradshare.evaluation import Evaluation
+from gradshare.learner import MetaState
+
+ENSEMBLE = 5  # best epochs kept, and their number in the ensemble
+
+
+def best_epochs(metrics: list[dict[str, Any]], count: int = ENSEMBLE) -> list[int]:
+    """The epochs of the best validation, best first, the earlier first where two are equal."""
+    ranked = sorted(
+        metrics, key=lambda line: -line["val_accuracy"] if line["val_accuracy"] is not None else line["val_loss"]
+    )
+    return [line["epoch"] for line in ranked[:count]]
+
+
+def best_value(metrics: list[dict[str, Any]]) -> dict[str, float]:
+    """The best validation, by its name in the summary."""
+    best = metrics[best_epochs(metrics)[0] - 1]
+    name = "val_loss" if best["val_accuracy"] is None else "val_accuracy"
+    return {f"best_{name}": best[name]}
+
+
+def described(evaluation: Evaluation) -> dict[str, float | None]:
+    return {"accuracy": evaluation.accuracy, "interval": evaluation.interval, "loss": evaluation.loss}
+
+
+def gates(state: MetaState) -> dict[str, list[float] | None]:
+    """sig(m) and sig(lam) of every inner step."""
+    sharing = state.learned.get("sharing", {})
+    return {name: sharing[name].sigmoid().tolist() if name in sharing else None for name in ("m", "lam")}
+
+
+@torch.no_grad()
+def load_state(state: MetaState, tensors: dict[str, Tensor]) -> None:
+    """Fill a state of the same shape with the tensors of a checkpoint."""
+    for name, tensor in state.tensors().items():
+        if name not in tensors or tensors[name].shape != tensor.shape:
+            found = list(tensors[name].shape) if name in tensors else "nothing"
+            raise UserError(
+                f"the checkpoint does not fit the learner: {name} is {list(tensor.shape)} here, {found} there"
+            )
+        tensor.copy_(tensors[name])
+
+
+def next_free(parent: Path) -> Path:
+    """The first of run-1, run-2, ... that is not there."""
+    return next(path for number in count(1) if not (path := parent / f"run-{number}").exists())
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file so that a reader, or a crash, finds the old content or the new."""
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(text, encoding="utf-8")
+    sync(temporary)
+    temporary.replace(path)
