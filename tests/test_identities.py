@@ -226,6 +226,17 @@ def test_without_gradients_adaptation_gives_the_same_weights(algorithm: Any) -> 
         torch.testing.assert_close(tracked[name].detach(), weights, rtol=1e-12, atol=1e-15)
 
 
+@every_algorithm
+def test_inference_mode_gives_the_same_weights(algorithm: Any) -> None:
+    learner, episodes = algorithm(net(), steps=2, sharing=gs.GradientSharing()), tasks()
+    state = learner.init()
+    with torch.no_grad():
+        expected = learner.predict(learner.adapt(state, episodes.support_x, episodes.support_y), episodes.query_x)
+    with torch.inference_mode():
+        fast = learner.adapt(state, episodes.support_x * 1, episodes.support_y)
+        assert torch.equal(learner.predict(fast, episodes.query_x * 1), expected)
+
+
 def test_memory_is_detached_and_keeps_the_graph_of_one_iteration_only() -> None:
     learner = gs.maml(net(), steps=2, sharing=gs.GradientSharing())
     memory = learner.outer_loss(learner.init(), tasks()).memory["sharing"]

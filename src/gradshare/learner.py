@@ -165,6 +165,9 @@ class Learner:
 
         Reads the memory and never writes it.
         """
+        if torch.is_inference_mode_enabled():  # adapting needs gradients, and tensors that can have them
+            with torch.inference_mode(False), torch.no_grad():
+                return self.adapt(state, support_x.clone(), support_y.clone())
         trajectory, _ = self._adapt(state, support_x, support_y, training=False)
         shared = self._shared(state, self.steps - 1)
         if not torch.is_grad_enabled():  # a view of a leaf asks for gradients even here
