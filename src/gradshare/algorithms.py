@@ -29,7 +29,9 @@ class Recipe(NamedTuple):
 
 RECIPES = {
     "reference": Recipe(multi_step_epochs=15, first_order_epochs=0, final_outer_rate=1.0),  # the code, MiniImagenet
-    "paper": Recipe(multi_step_epochs=15, first_order_epochs=50, final_outer_rate=0.01),  # Antoniou et al., 2018
+    "paper": Recipe(
+        multi_step_epochs=15, first_order_epochs=50, final_outer_rate=0.01
+    ),  # Antoniou et al., 2018; 0.01 as their Omniglot settings
 }
 
 
