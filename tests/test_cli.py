@@ -95,6 +95,8 @@ def test_compare_with_controls_writes_everything(blobs: Path, tmp_path: Path) ->
     result = gradshare(*words, "--jobs", 2)
     arms = {"original", "shared", "half-rate", "gate-only", "batch-only", "memory-only"}
     assert {path.parent.name for path in tmp_path.glob("*/DONE")} == arms
+    rates = {arm: json.loads((tmp_path / arm / "config.json").read_text())["inner_lr"] for arm in arms}
+    assert rates == dict.fromkeys(arms, 0.1) | {"half-rate": 0.05}
     for name in (
         "summary.json",
         "report.html",

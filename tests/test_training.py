@@ -16,7 +16,7 @@ from torch import nn
 
 import gradshare as gs
 from gradshare import checkpoints
-from gradshare.interruption import Interrupted
+from gradshare.interruption import Interrupted, stop_requests
 from gradshare.run_folder import best_epochs
 from gradshare.training import Diverged
 
@@ -262,3 +262,16 @@ def test_what_a_killed_writer_left_is_cleared_away(dataset: gs.Dataset, tmp_path
     (tmp_path / "checkpoints" / ".epoch-0002-iteration-0000-123").mkdir()
     gs.train(learner(), dataset, tmp_path, resume=True, **TINY)
     assert not list((tmp_path / "checkpoints").glob(".*"))
+
+
+def test_an_ignored_ctrl_c_stays_ignored() -> None:
+    """As in the children of a comparison, whose parent answers it: else its SIGTERM would be the second interrupt."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with stop_requests() as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert not stop()
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop()
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -29,6 +29,11 @@ class GateOnly:
         return without_memory("sharing", init, apply)
 
 
+def _start_without_m(weights: Weights, steps: int) -> tuple[Tree, Tree]:
+    learned, memory = start_sharing(weights, steps)
+    return {"lam": learned["lam"]}, memory
+
+
 @dataclass(frozen=True)
 class BatchOnly:
     """Sharing with sig(m) = 1: the concurrent tasks alone. At test, ghat is the last training batch's."""
@@ -36,15 +41,11 @@ class BatchOnly:
     norm: NormScope = "global"
 
     def rule(self) -> InnerRule:
-        def init(weights: Weights, steps: int) -> tuple[Tree, Tree]:
-            learned, memory = start_sharing(weights, steps)
-            return {"lam": learned["lam"]}, memory
-
         def together(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, Weights]:
             fresh = normalised_sum(gradients, self.norm)
             return mix(gradients, fresh, torch.sigmoid(learned["lam"][step])), fresh
 
-        return InnerRule("sharing", init, together, recall_shared, remember_shared)
+        return InnerRule("sharing", _start_without_m, together, recall_shared, remember_shared)
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,10 @@ class MemoryOnly:
     norm: NormScope = "global"
 
     def rule(self) -> InnerRule:
-        def init(weights: Weights, steps: int) -> tuple[Tree, Tree]:
-            learned, memory = start_sharing(weights, steps)
-            return {"lam": learned["lam"]}, memory
-
         def together(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, Weights]:
             fresh = normalised_sum(gradients, self.norm)
             stored = {name: memory["ghat"][name][step] for name in fresh}
             running = {name: torch.where(memory["seen"], (g + stored[name]) / 2, g) for name, g in fresh.items()}
             return recall_shared(gradients, learned, memory, step)[0], running
 
-        return InnerRule("sharing", init, together, recall_shared, remember_shared)
+        return InnerRule("sharing", _start_without_m, together, recall_shared, remember_shared)
