@@ -211,6 +211,16 @@ def test_the_outer_gradient_can_be_clamped(dataset: gs.Dataset) -> None:
     assert max(leaf.grad.abs().max() for leaf in state.trainable().values()) == torch.tensor(1e-4)  # type: ignore[union-attr]
 
 
+def test_the_clamp_leaves_learned_rates_and_gates_alone(dataset: gs.Dataset) -> None:
+    lr = gs.maml_plus_plus(gs.Conv4(3, 4, (1, 16, 16)), steps=1, sharing=gs.GradientSharing())
+    state, episodes = lr.init(seed=0), dataset.sample("train", gs.Shape(3, 1, 3), 2, (0,))
+    gs.meta_step(lr, state, gs.optimiser(state, 1e-3), episodes, clamp=1e-5)
+    largest = {name: leaf.grad.abs().max() for name, leaf in state.trainable().items() if leaf.grad is not None}
+    inside = {name for name, value in largest.items() if value <= torch.tensor(1e-5)}
+    assert {"params/head.weight", "params/convs.1.weight", "learned/per_step/norms.3.weight"} <= inside
+    assert "learned/sharing/lam" not in inside and "learned/rates/head.weight" not in inside
+
+
 def test_unknown_and_impossible_options_are_refused(dataset: gs.Dataset, tmp_path: Path) -> None:
     for options, message in [
         ({"iteration": 3}, "no option iteration"),

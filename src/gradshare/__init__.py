@@ -16,6 +16,7 @@ _HOME = {
     "config": ["RunConfig", "Training"],
     "controls": ["BatchOnly", "GateOnly", "MemoryOnly"],
     "data.dataset": ["Dataset", "load_dataset"],
+    "distributed": ["Group"],
     "episodes": ["Episodes", "Shape", "TaskSource"],
     "errors": ["UserError"],
     "evaluation": ["Evaluation", "evaluate"],
@@ -24,6 +25,7 @@ _HOME = {
     "outer": ["meta_step", "optimiser"],
     "runs": ["load_run"],
     "sharing": ["GradientSharing", "share_gradients"],
+    "torchrun": ["processes"],
     "training": ["train"],
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from gradshare.config import RunConfig, Training
     from gradshare.controls import BatchOnly, GateOnly, MemoryOnly
     from gradshare.data.dataset import Dataset, load_dataset
+    from gradshare.distributed import Group
     from gradshare.episodes import Episodes, Shape, TaskSource
     from gradshare.errors import UserError
     from gradshare.evaluation import Evaluation, evaluate
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from gradshare.outer import meta_step, optimiser
     from gradshare.runs import load_run
     from gradshare.sharing import GradientSharing, share_gradients
+    from gradshare.torchrun import processes
     from gradshare.training import train
 
 

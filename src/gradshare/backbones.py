@@ -19,6 +19,8 @@ class Conv4(nn.Module):
         69701
     """
 
+    SLOPE = 0.01  # of the leaky ReLU below zero
+
     def __init__(self, ways: int = 5, filters: int = 48, image: tuple[int, int, int] = (3, 84, 84)) -> None:
         super().__init__()
         channels, height, width = image
@@ -26,6 +28,7 @@ class Conv4(nn.Module):
             raise UserError(
                 f"Conv4 halves the image four times, so it needs at least 16x16 pixels, not {height}x{width}"
             )
+        self.image = image
         inputs = [channels, filters, filters, filters]
         self.convs = nn.ModuleList(nn.Conv2d(size, filters, 3, padding=1) for size in inputs)
         self.norms = nn.ModuleList(nn.BatchNorm2d(filters, track_running_stats=False) for _ in inputs)
@@ -45,5 +48,5 @@ class Conv4(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # [n, C, H, W] -> [n, ways]
         for conv, norm in zip(self.convs, self.norms, strict=True):
             # The activation rises everywhere, so pooling first gives the same with a quarter of the work.
-            x = F.leaky_relu(F.max_pool2d(norm(conv(x)), 2), 0.01)
+            x = F.leaky_relu(F.max_pool2d(norm(conv(x)), 2), self.SLOPE)
         return self.head(x.flatten(1))

@@ -30,7 +30,7 @@ class Training:
     outer_lr: float = 1e-3
     """Rate of the outer Adam."""
     gradient_clamp: float = 0.0
-    """Clamp every element of the outer gradient to plus or minus this; 0 is off (MAML++'s code: 10 for ImageNet)."""
+    """Clamp the outer gradient by the network's weights to plus or minus this; 0 is off (MAML++ for ImageNet: 10)."""
     epochs: int = 20
     """Epochs to train."""
     iterations: int = 100
@@ -85,6 +85,8 @@ class RunConfig(Training):
     """Where to compute; auto is a GPU where there is one."""
     engine: Literal["auto", "eager", "graph"] = "auto"
     """A meta-iteration operation by operation, or recorded as one CUDA graph; auto is graph on a GPU."""
+    precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
+    """float32: PyTorch's operations; tf32, bf16: our GPU kernels; auto is bf16 where they fit, else float32."""
     threads: int = 0
     """CPU threads; 0 is one for each core."""
 
@@ -120,9 +122,9 @@ def _check(name: str, kind: Any, value: Any) -> None:
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 
 
-def write_config(folder: Path, config: dict[str, Any]) -> None:
-    text = json.dumps({"version": VERSION, **config}, indent=2, default=str)
-    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+def config_text(config: dict[str, Any]) -> str:
+    """What `config.json` holds."""
+    return json.dumps({"version": VERSION, **config}, indent=2, default=str) + "\n"
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -6,12 +6,13 @@ Each control keeps one part of the method and leaves the rest out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from gradshare.inner import InnerRule, Tree, Weights, without_memory
-from gradshare.sharing import NormScope, mix, normalised_sum, recall_shared, remember_shared, start_sharing
+from gradshare.inner import InnerRule, SumTasks, Tree, Update, Weights, sum_of_tasks, without_memory
+from gradshare.sharing import NormScope, mix, normalised, recall_shared, remember_shared, start_sharing
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,25 @@ class GateOnly:
             own = 1 - torch.sigmoid(learned["lam"][step])
             return {name: own * gradient for name, gradient in gradients.items()}
 
-        return without_memory("sharing", init, apply)
+        return without_memory("sharing", init, apply, by_element=True)
 
 
-def _start_without_m(weights: Weights, steps: int) -> tuple[Tree, Tree]:
-    learned, memory = start_sharing(weights, steps)
-    return {"lam": learned["lam"]}, memory
+def _without_m(meeting: Callable[[SumTasks], Update], norm: NormScope) -> InnerRule:
+    """Sharing with another way in which the tasks meet, and no m to learn."""
+
+    def start(weights: Weights, steps: int) -> tuple[Tree, Tree]:
+        learned, memory = start_sharing(weights, steps)
+        return {"lam": learned["lam"]}, memory
+
+    return InnerRule(
+        "sharing",
+        start,
+        together=meeting(sum_of_tasks),
+        alone=recall_shared,
+        remember=remember_shared,
+        by_element=norm == "global",
+        spread=meeting,
+    )
 
 
 @dataclass(frozen=True)
@@ -41,11 +55,14 @@ class BatchOnly:
     norm: NormScope = "global"
 
     def rule(self) -> InnerRule:
-        def together(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, Weights]:
-            fresh = normalised_sum(gradients, self.norm)
-            return mix(gradients, fresh, torch.sigmoid(learned["lam"][step])), fresh
+        def meeting(sum_tasks: SumTasks) -> Update:
+            def together(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, Weights]:
+                fresh = normalised(sum_tasks(gradients), self.norm)
+                return mix(gradients, fresh, torch.sigmoid(learned["lam"][step])), fresh
 
-        return InnerRule("sharing", _start_without_m, together, recall_shared, remember_shared)
+            return together
+
+        return _without_m(meeting, self.norm)
 
 
 @dataclass(frozen=True)
@@ -58,10 +75,13 @@ class MemoryOnly:
     norm: NormScope = "global"
 
     def rule(self) -> InnerRule:
-        def together(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, Weights]:
-            fresh = normalised_sum(gradients, self.norm)
-            stored = {name: memory["ghat"][name][step] for name in fresh}
-            running = {name: torch.where(memory["seen"], (g + stored[name]) / 2, g) for name, g in fresh.items()}
-            return recall_shared(gradients, learned, memory, step)[0], running
+        def meeting(sum_tasks: SumTasks) -> Update:
+            def together(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, Weights]:
+                fresh = normalised(sum_tasks(gradients), self.norm)
+                stored = {name: memory["ghat"][name][step] for name in fresh}
+                running = {name: torch.where(memory["seen"], (g + stored[name]) / 2, g) for name, g in fresh.items()}
+                return recall_shared(gradients, learned, memory, step)[0], running
 
-        return InnerRule("sharing", _start_without_m, together, recall_shared, remember_shared)
+            return together
+
+        return _without_m(meeting, self.norm)

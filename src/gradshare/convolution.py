@@ -51,12 +51,60 @@ class _Conv(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, w = ctx.saved_tensors
         to_x, to_w, to_b, _ = ctx.needs_input_grad
-        return (
-            _TowardsImages.apply(g, w, x.detach(), ctx.geometry) if to_x else None,
-            _TowardsFilters.apply(g, x, w.detach(), ctx.geometry) if to_w else None,
-            g.sum((0, *range(2, g.dim()))) if to_b else None,
-            None,
-        )
+        images = filters = None
+        if to_x and to_w:
+            images, filters = _TowardsBoth.apply(g, x, w, ctx.geometry)
+        elif to_x:
+            images = _TowardsImages.apply(g, w, x.detach(), ctx.geometry)
+        elif to_w:
+            filters = _TowardsFilters.apply(g, x, w.detach(), ctx.geometry)
+        return images, filters, g.sum((0, *range(2, g.dim()))) if to_b else None, None
+
+
+class _TowardsBoth(torch.autograd.Function):
+    """`towards_images` and `towards_filters` in one, because they mostly come together."""
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, x: Tensor, w: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(g, x, w)
+        ctx.geometry = geometry
+        ctx.set_materialize_grads(False)
+        images, filters, _ = aten.convolution_backward(g, x, w, None, *geometry, [True, True, False])
+        return images, filters
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor | None, u: Tensor | None) -> tuple[Tensor | None, ...]:
+        g, x, w = ctx.saved_tensors
+        by_v: tuple[Tensor | None, ...] = (None, None)
+        by_u: tuple[Tensor | None, ...] = (None, None)
+        to_g, to_x, to_w, _ = ctx.needs_input_grad
+        if v is not None:
+            by_v = _derivative_of_images(v, g, w, ctx.geometry, to_g, to_w)
+        if u is not None:
+            by_u = _derivative_of_filters(u, g, x, ctx.geometry, to_g, to_x)
+        both = by_v[0] + by_u[0] if by_v[0] is not None and by_u[0] is not None else None
+        one = by_v[0] if by_u[0] is None else by_u[0]
+        return one if both is None else both, by_u[1], by_v[1], None
+
+
+def _derivative_of_images(
+    v: Tensor, g: Tensor, w: Tensor, geometry: Geometry, to_g: bool, to_w: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    return (
+        _Conv.apply(v, w, None, geometry) if to_g else None,
+        _TowardsFilters.apply(g, v, w.detach(), geometry) if to_w else None,
+    )
+
+
+def _derivative_of_filters(
+    v: Tensor, g: Tensor, x: Tensor, geometry: Geometry, to_g: bool, to_x: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        v = v.contiguous(memory_format=torch.channels_last)  # else both lines below would do so
+    return (
+        _Conv.apply(x, v, None, geometry) if to_g else None,
+        _TowardsImages.apply(g, v, x.detach(), geometry) if to_x else None,
+    )
 
 
 class _TowardsImages(torch.autograd.Function):
@@ -70,12 +118,7 @@ class _TowardsImages(torch.autograd.Function):
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         g, w = ctx.saved_tensors
         to_g, to_w, _, _ = ctx.needs_input_grad
-        return (
-            _Conv.apply(v, w, None, ctx.geometry) if to_g else None,
-            _TowardsFilters.apply(g, v, w.detach(), ctx.geometry) if to_w else None,
-            None,
-            None,
-        )
+        return *_derivative_of_images(v, g, w, ctx.geometry, to_g, to_w), None, None
 
 
 class _TowardsFilters(torch.autograd.Function):
@@ -89,9 +132,4 @@ class _TowardsFilters(torch.autograd.Function):
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         g, x = ctx.saved_tensors
         to_g, to_x, _, _ = ctx.needs_input_grad
-        return (
-            _Conv.apply(x, v, None, ctx.geometry) if to_g else None,
-            _TowardsImages.apply(g, v, x.detach(), ctx.geometry) if to_x else None,
-            None,
-            None,
-        )
+        return *_derivative_of_filters(v, g, x, ctx.geometry, to_g, to_x), None, None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradshare.distributed import ALONE, Group
 from gradshare.episodes import Shape, TaskSource, task_key
 from gradshare.learner import Learner, MetaState, accuracy
 
@@ -46,27 +47,34 @@ def evaluate(
     seed: int = 0,
     batch: int = 25,
     between: Callable[[int], None] = lambda done: None,
+    group: Group = ALONE,
 ) -> Evaluation:
     """Judge a state, or an ensemble of states by the mean of their logits, on tasks of a split.
 
     The states are not changed. The tasks depend on `seed` and `split` alone.
 
     Args:
-        between: called with the number of tasks done after each batch.
+        between: called with the number of tasks done after each batch; of several processes, after each one's batch.
+        group: processes that share the batches; each gets the results of all, the same as one process alone would.
     """
     ensemble = [states] if isinstance(states, MetaState) else list(states)
     device = next(iter(ensemble[0].params.values())).device
-    parts: list[Evaluation] = []
-    for number, start in enumerate(range(0, tasks, batch)):
-        key = task_key(seed, split, iteration=number)
-        episodes = dataset.sample(split, shape, min(batch, tasks - start), key).to(device)
-        fast = [learner.adapt(state, episodes.support_x, episodes.support_y) for state in ensemble]
-        logits = torch.stack([learner.predict(weights, episodes.query_x) for weights in fast]).mean(0)
-        parts.append(Evaluation(learner.losses(logits, episodes.query_y), accuracy(logits, episodes.query_y)))
-        between(start + episodes.tasks)
-    return _joined(parts)
+    parts: dict[int, Evaluation] = {}  # by the number of the batch
+    batches = math.ceil(tasks / batch)
+    for first in range(0, batches, group.size):
+        number = first + group.rank
+        if number < batches:
+            key = task_key(seed, split, iteration=number)
+            episodes = dataset.sample(split, shape, min(batch, tasks - number * batch), key).to(device)
+            fast = [learner.adapt(state, episodes.support_x, episodes.support_y) for state in ensemble]
+            logits = torch.stack([learner.predict(weights, episodes.query_x) for weights in fast]).mean(0)
+            parts[number] = Evaluation(learner.losses(logits, episodes.query_y), accuracy(logits, episodes.query_y))
+        between(min(tasks, (first + group.size) * batch))
+    found = {number: part for own in group.gather(parts) for number, part in own.items()}
+    return _joined([found[number] for number in sorted(found)], device)
 
 
-def _joined(parts: list[Evaluation]) -> Evaluation:
-    accuracies = [part.accuracies for part in parts if part.accuracies is not None]
-    return Evaluation(torch.cat([part.losses for part in parts]), torch.cat(accuracies) if accuracies else None)
+def _joined(parts: list[Evaluation], device: torch.device) -> Evaluation:
+    losses = [part.losses.to(device) for part in parts]
+    accuracies = [part.accuracies.to(device) for part in parts if part.accuracies is not None]
+    return Evaluation(torch.cat(losses), torch.cat(accuracies) if accuracies else None)

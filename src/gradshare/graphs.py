@@ -51,9 +51,9 @@ class GraphedStep:
         memory = self._state.tensors()
         kept = self._state.memory
         outcome = meta_step(self._learner, self._state, self._adam, self._episodes, self._clamp)
-        for name, value in self._state.tensors().items():
-            if name.startswith("memory/"):
-                memory[name].copy_(value)
+        new = {name: value for name, value in self._state.tensors().items() if name.startswith("memory/")}
+        if new:
+            torch._foreach_copy_([memory[name] for name in new], list(new.values()))
         self._state.memory = kept  # the same tensors as before, with the new values
         return outcome._replace(loss=outcome.loss.detach())
 

@@ -18,6 +18,7 @@ Weights = Mapping[str, Tensor]
 Tree = dict[str, Any]  # nested dicts of tensors
 
 Update = Callable[[Weights, Tree, Tree, int], tuple[Weights, Any]]
+SumTasks = Callable[[Weights], Weights]  # {name: [tasks, *shape]} -> {name: [*shape]}, over all tasks of the batch
 
 
 class InnerRule(NamedTuple):
@@ -30,6 +31,10 @@ class InnerRule(NamedTuple):
         alone: the same for validation and test, where no task sees another.
         remember: `(memory, notes) -> memory`: the memory after a meta-iteration, from the notes of its steps.
         second_order: whether the outer gradient flows through the gradients that the rule receives.
+        by_element: whether it does the same to every element, so that all weights may come as one vector, by one name.
+        fused: `together` for one vector on a GPU, where there are kernels for it.
+        spread: `together` for a batch spread over processes, from a function that sums over all tasks; it is given the
+            gradients of some of them, and may mix tasks by these sums alone. None: such a batch is refused.
 
     Example:
         >>> rule = chain(stop_gradient(), scale(0.1))
@@ -44,6 +49,9 @@ class InnerRule(NamedTuple):
     alone: Update
     remember: Callable[[Tree, list[Any]], Tree]
     second_order: bool = True
+    by_element: bool = False
+    fused: Update | None = None
+    spread: Callable[[SumTasks], Update] | None = None
 
 
 def without_memory(
@@ -51,6 +59,7 @@ def without_memory(
     init: Callable[[Weights, int], Tree],
     apply: Callable[[Weights, Tree, int], Weights],
     second_order: bool = True,
+    by_element: bool = False,
 ) -> InnerRule:
     """A rule that treats every task for itself and remembers nothing."""
 
@@ -64,7 +73,24 @@ def without_memory(
         alone=update,
         remember=lambda memory, notes: memory,
         second_order=second_order,
+        by_element=by_element,
+        spread=lambda sum_tasks: update,
     )
+
+
+def spread_over(rule: InnerRule, sum_tasks: SumTasks) -> InnerRule:
+    """The rule for a batch of which this process has some of the tasks."""
+    if rule.spread is None:
+        raise UserError(
+            f"the inner rule '{rule.name}' does not say how it sums over tasks in several processes:"
+            " give it InnerRule.spread, or train in one process"
+        )
+    return rule._replace(together=rule.spread(sum_tasks), fused=None)
+
+
+def sum_of_tasks(gradients: Weights) -> Weights:
+    """The sum over tasks where all of them are here."""
+    return {name: gradient.sum(0) for name, gradient in gradients.items()}
 
 
 def chain(*rules: InnerRule) -> InnerRule:
@@ -103,6 +129,9 @@ def chain(*rules: InnerRule) -> InnerRule:
         alone=in_turn([rule.alone for rule in rules]),
         remember=remember,
         second_order=rules[0].second_order,
+        by_element=all(rule.by_element for rule in rules),
+        fused=in_turn([rule.fused or rule.together for rule in rules]),
+        spread=lambda sum_tasks: in_turn([spread_over(rule, sum_tasks).together for rule in rules]),
     )
 
 
@@ -112,7 +141,7 @@ def stop_gradient() -> InnerRule:
     def apply(gradients: Weights, learned: Tree, step: int) -> Weights:
         return {name: gradient.detach() for name, gradient in gradients.items()}
 
-    return without_memory("stop_gradient", lambda weights, steps: {}, apply, second_order=False)
+    return without_memory("stop_gradient", lambda weights, steps: {}, apply, second_order=False, by_element=True)
 
 
 def scale(rate: float) -> InnerRule:
@@ -121,7 +150,7 @@ def scale(rate: float) -> InnerRule:
     def apply(gradients: Weights, learned: Tree, step: int) -> Weights:
         return {name: gradient * rate for name, gradient in gradients.items()}
 
-    return without_memory("scale", lambda weights, steps: {}, apply)
+    return without_memory("scale", lambda weights, steps: {}, apply, by_element=True)
 
 
 def rate_per_element(rate: float) -> InnerRule:
@@ -133,7 +162,7 @@ def rate_per_element(rate: float) -> InnerRule:
     def apply(gradients: Weights, learned: Tree, step: int) -> Weights:
         return {name: gradient * learned[name] for name, gradient in gradients.items()}
 
-    return without_memory("rates", init, apply)
+    return without_memory("rates", init, apply, by_element=True)
 
 
 def rate_per_tensor_and_step(rate: float) -> InnerRule:
@@ -145,4 +174,4 @@ def rate_per_tensor_and_step(rate: float) -> InnerRule:
     def apply(gradients: Weights, learned: Tree, step: int) -> Weights:
         return {name: gradient * learned[name][step] for name, gradient in gradients.items()}
 
-    return without_memory("rates", init, apply)
+    return without_memory("rates", init, apply, by_element=True)

@@ -17,15 +17,19 @@ class Interrupted(Exception):  # noqa: N818: nothing went wrong
 
 
 @contextmanager
-def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Within the block, the first Ctrl-C or SIGTERM is a request to stop; a second one stops at once."""
+def stop_requests(patient: bool = False) -> Iterator[Callable[[], bool]]:
+    """Within the block, the first Ctrl-C or SIGTERM is a request to stop; a second one stops at once.
+
+    Args:
+        patient: a second one is a request like the first: torchrun passes on what the terminal has sent already.
+    """
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
         yield asked.is_set
         return
 
     def handle(number: int, frame: object) -> None:
-        if asked.is_set():
+        if asked.is_set() and not patient:
             raise KeyboardInterrupt
         asked.set()
 

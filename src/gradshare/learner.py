@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -11,12 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
-from gradshare import tasked
+from gradshare import kernels, tasked
 from gradshare.adapt import adapt
+from gradshare.distributed import ALONE, Group
 from gradshare.episodes import Episodes
 from gradshare.errors import UserError
-from gradshare.inner import InnerRule, Tree, Weights
+from gradshare.inner import InnerRule, Tree, Weights, spread_over
 
+Precision = Literal["float32", "tf32", "bf16"]
 Loss = Literal["cross_entropy", "mse"] | Callable[[Tensor, Tensor], Tensor]
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cross_entropy": F.cross_entropy, "mse": F.mse_loss}
 
@@ -111,16 +114,47 @@ class Learner:
     step_weights: tuple[float, ...] = ()  # weight of the query loss after each inner step; empty: the last step alone
     schedule: Callable[[int], dict[str, object]] | None = None  # epoch -> fields that differ in that epoch
     final_outer_rate: float = 1.0  # where a cosine takes the outer rate over the run, as a share of its start
+    precision: Precision = "float32"  # tf32 and bf16: the GPU kernels, where they fit
+    group: Group = ALONE  # the processes that the tasks of a batch are spread over
 
     def at(self, epoch: int) -> Learner:
         """The learner as it is in one epoch of training (MAML++ changes over time; the others do not)."""
         if self.schedule is None:
             return self
-        return Learner(**{**self.__dict__, **self.schedule(epoch)})
+        return replace(self, **cast(Any, self.schedule(epoch)))
 
-    def to(self, device: torch.device | str) -> Learner:
-        """The same learner with the model's constants on another device."""
-        return Learner(**{**self.__dict__, "module": tasked.prepare(self.module).to(device)})
+    def to(self, device: torch.device | str, precision: Precision = "float32") -> Learner:
+        """The same learner with the model's constants on another device.
+
+        Args:
+            precision: `"float32"` runs any module by PyTorch's own operations. `"tf32"` and `"bf16"` run `Conv4` by our
+                GPU kernels, with weights, sums and statistics in float32 and the products of convolutions in TF32, or
+                activations in bfloat16. What the kernels do not know is refused, with the reason.
+        """
+        moved = replace(self, module=tasked.prepare(self.module).to(device), precision=precision)
+        if precision != "float32":
+            reason = kernels.lacking(moved.module, moved.adapted)
+            if reason is not None:
+                raise UserError(f"precision {precision} needs the GPU kernels: {reason}; use precision float32")
+        return moved
+
+    def over(self, group: Group) -> Learner:
+        """The same learner with the tasks of a batch spread over processes.
+
+        `outer_loss` takes the whole batch, the same in every process, and works on this process's share: `loss` is a
+        summand of the outer loss, `losses` and `accuracy` are those of its own tasks, and the memory is that of all.
+        `meta_step` adds up losses and gradients.
+        """
+        if group.size > 1:
+            spread_over(self.rule, group.sum_tasks)  # refuses a rule that cannot be, here rather than in the first step
+        return replace(self, group=group)
+
+    @cached_property
+    def network(self) -> tasked.Network:
+        """How the module is run: by our kernels, or in general."""
+        if self.precision == "float32":
+            return tasked.Named(self.module, self.adapted)
+        return kernels.conv4(self.module, self.adapted, self.rule.by_element, self.precision)
 
     def init(self, seed: int | None = None) -> MetaState:
         """The state before training.
@@ -148,16 +182,19 @@ class Learner:
 
         Reads the memory of `state` and returns the next one; changes nothing.
         """
-        trajectory, notes = self._adapt(state, episodes.support_x, episodes.support_y, training=True)
+        shared, batch = self._shared_of_steps(state), episodes.tasks
+        episodes = episodes if self.group.size == 1 else episodes[self.group.share(batch)]
+        trajectory, notes, memory = self._adapt(state, shared, episodes.support_x, episodes.support_y, training=True)
+        query_x = self.network.inputs(episodes.query_x)
         weights = self.step_weights or (0.0,) * (self.steps - 1) + (1.0,)
         total: Tensor | float = 0.0
         for step, weight in enumerate(weights):
             if weight or step == self.steps - 1:
-                logits = self._forward(state, trajectory[step], step, episodes.query_x)
+                logits = self.network.forward(trajectory[step], shared[step], query_x, inner=False)
                 losses = self.losses(logits, episodes.query_y)
-                total = total + weight * losses.mean()
+                total = total + weight * (episodes.tasks / batch) * losses.mean()
         assert isinstance(total, Tensor)
-        memory = self.rule.remember(state.memory, notes)
+        memory = self.network.tree_by_name(self.rule.remember(memory, notes))
         return Outcome(total, losses.detach(), accuracy(logits, episodes.query_y), memory)
 
     def adapt(self, state: MetaState, support_x: Tensor, support_y: Tensor) -> dict[str, Tensor]:
@@ -168,38 +205,58 @@ class Learner:
         if torch.is_inference_mode_enabled():  # adapting needs gradients, and tensors that can have them
             with torch.inference_mode(False), torch.no_grad():
                 return self.adapt(state, support_x.clone(), support_y.clone())
-        trajectory, _ = self._adapt(state, support_x, support_y, training=False)
+        in_form = self._shared_of_steps(state)
+        trajectory, _, _ = self._adapt(state, in_form, support_x, support_y, training=False)
         shared = self._shared(state, self.steps - 1)
         if not torch.is_grad_enabled():  # a view of a leaf asks for gradients even here
             shared = {name: weight.detach() for name, weight in shared.items()}
-        return {**{name: w.expand(len(support_x), *w.shape) for name, w in shared.items()}, **trajectory[-1]}
+        adapted = self.network.names(trajectory[-1])
+        return {**{name: w.expand(len(support_x), *w.shape) for name, w in shared.items()}, **adapted}
 
     def predict(self, fast: Weights, query_x: Tensor) -> Tensor:  # [tasks, n, ways]
         """Apply adapted weights to new inputs of the same tasks."""
-        return tasked.forward(self.module, fast, {}, query_x)
+        network = self.network
+        shared = network.shared({name: weight[0] for name, weight in fast.items() if name not in self.adapted})
+        return network.forward(network.start(fast), shared, network.inputs(query_x), inner=False)
 
-    def _adapt(self, state: MetaState, x: Tensor, y: Tensor, training: bool) -> tuple[list[Weights], list[object]]:
-        return adapt(
-            {name: state.params[name] for name in self.adapted},
-            lambda fast, step: self.losses(self._forward(state, fast, step, x), y),
-            self.rule.together if training else self.rule.alone,
-            state.learned,
-            state.memory,
+    def _adapt(
+        self, state: MetaState, shared: list[Weights], x: Tensor, y: Tensor, training: bool
+    ) -> tuple[list[Weights], list[Any], Tree]:
+        """Fast weights and notes of each step, and the memory before them, in the network's form."""
+        network = self.network
+        inputs, memory = network.inputs(x), network.tree(state.memory)
+        rule = self.rule if self.group.size == 1 else spread_over(self.rule, self.group.sum_tasks)
+
+        def support_losses(fast: Weights, step: int) -> Tensor:
+            return self.losses(network.forward(fast, shared[step], inputs, inner=True), y)
+
+        trajectory, notes = adapt(
+            network.start(state.params),
+            support_losses,
+            network.update(rule, training),
+            network.tree(state.learned),
+            memory,
             tasks=len(x),
             steps=self.steps,
             second_order=self.rule.second_order,
         )
+        return trajectory, notes, memory
 
     def _shared(self, state: MetaState, step: int) -> dict[str, Tensor]:
         """Weights that are not adapted, as they are at one inner step."""
         fixed = {name: weight for name, weight in state.params.items() if name not in self.adapted}
         return fixed | {name: values[step] for name, values in state.learned.get("per_step", {}).items()}
 
-    def _forward(self, state: MetaState, fast: Weights, step: int, x: Tensor) -> Tensor:
-        return tasked.forward(self.module, fast, self._shared(state, step), x)
+    def _shared_of_steps(self, state: MetaState) -> list[Weights]:
+        """Weights that are not adapted, at each inner step, in the network's form."""
+        if not self.per_step:
+            return [self.network.shared(self._shared(state, 0))] * self.steps
+        return [self.network.shared(self._shared(state, step)) for step in range(self.steps)]
 
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:  # [tasks]
         """The loss of every task."""
+        if self.precision != "float32" and self.loss == "cross_entropy" and targets.dtype == torch.long:
+            return kernels.cross_entropy(logits, targets)
         loss = LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
         losses = vmap(loss)(logits, targets)
         if losses.shape != (len(logits),):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from gradshare.distributed import Group
 from gradshare.episodes import Episodes
 from gradshare.learner import Learner, MetaState, Outcome
 
@@ -15,7 +17,7 @@ def optimiser(state: MetaState, rate: float) -> torch.optim.Adam:
     """Adam with default hyperparameters on everything that the outer loop learns."""
     leaves = list(state.trainable().values())
     if leaves[0].is_cuda:  # the rate in a tensor and the steps counted on the GPU, so that a step can be recorded
-        return torch.optim.Adam(leaves, lr=torch.tensor(rate, device=leaves[0].device), capturable=True)
+        return torch.optim.Adam(leaves, lr=torch.tensor(rate, device=leaves[0].device), capturable=True, fused=True)
     return torch.optim.Adam(leaves, lr=rate)
 
 
@@ -34,15 +36,35 @@ def meta_step(
     """Equation 5, with Adam for the plain gradient step; then the memory takes in the batch.
 
     Moves the state in place.
+
+    Args:
+        clamp: the gradient by the network's own weights is clamped to plus or minus this, element by element, as the
+            MAML++ code does it; that by learned rates, m and lambda is not. 0 is off.
     """
     outcome = learner.outer_loss(state, episodes)
-    leaves = adam.param_groups[0]["params"]
-    gradients = torch.autograd.grad(outcome.loss, leaves, allow_unused=True)
-    for leaf, gradient in zip(leaves, gradients, strict=True):
-        leaf.grad = gradient.clamp(-clamp, clamp) if clamp and gradient is not None else gradient
+    leaves = state.trainable()
+    gradients: Sequence[Tensor | None] = torch.autograd.grad(outcome.loss, list(leaves.values()), allow_unused=True)
+    if learner.group.size > 1:
+        outcome, gradients = _of_all(learner.group, outcome, gradients, episodes.tasks)
+    for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
+        network = name.startswith(("params/", "learned/per_step/"))
+        leaf.grad = gradient.clamp(-clamp, clamp) if clamp and network and gradient is not None else gradient
     adam.step()
     state.memory = outcome.memory
     return outcome
+
+
+def _of_all(
+    group: Group, outcome: Outcome, gradients: Sequence[Tensor | None], tasks: int
+) -> tuple[Outcome, Sequence[Tensor | None]]:
+    """The outcome and the gradients of the whole batch, from those of each process's tasks: one reduction."""
+    own = [outcome.losses] if outcome.accuracy is None else [outcome.losses, outcome.accuracy]
+    used = [gradient for gradient in gradients if gradient is not None]  # the same ones in every process
+    loss, *sums = group.sum([outcome.loss.detach(), *(group.placed(values, tasks) for values in own), *used])
+    losses, accuracy = sums[0], sums[1] if len(own) == 2 else None
+    left = iter(sums[len(own) :])
+    outcome = outcome._replace(loss=loss, losses=losses, accuracy=accuracy)
+    return outcome, [None if gradient is None else next(left) for gradient in gradients]
 
 
 def cosine(rate: float, final_share: float, epoch: int, epochs: int) -> float:

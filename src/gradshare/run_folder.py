@@ -1,7 +1,9 @@
-"""What a run folder says of its epochs: the best ones, their values, the gates; and writing its files whole."""
+"""A run folder: opening it, what it says of its epochs, and writing its files whole."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,52 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradshare.checkpoints import sync
+from gradshare import checkpoints
+from gradshare.checkpoints import Progress, sync
+from gradshare.config import config_text, read_config
 from gradshare.errors import UserError
 from gradshare.evaluation import Evaluation
 from gradshare.learner import MetaState
 
 ENSEMBLE = 5  # best epochs kept, and their number in the ensemble
+
+
+def open_folder(
+    folder: Path, config: dict[str, Any], resume: bool, check: Callable[[], None]
+) -> tuple[Progress, dict[str, Tensor]] | None:
+    """Start a run's folder, or take up the newest checkpoint that it holds, if there is one.
+
+    Args:
+        check: refuses what cannot be trained; called before the folder of a new run is made.
+    """
+    if not (folder / "config.json").exists():
+        if resume:
+            raise UserError(f"{folder} is not a run: it has no config.json")
+        if folder.exists() and any(folder.iterdir()):
+            raise UserError(f"{folder} is not empty and not a run; choose another folder")
+        check()
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "config.json", config_text(config))
+        return None
+    if not resume:
+        raise UserError(f"{folder} already holds a run; resume it, or choose another folder")
+    stored = read_config(folder)
+    for name in sorted(set(config) | set(stored)):
+        if config.get(name) != stored.get(name):
+            raise UserError(
+                f"the run in {folder} has {name} = {stored.get(name)!r}, not {config.get(name)!r};"
+                " resume with the same options, or choose another folder"
+            )
+    checkpoints.remove_unfinished(folder / "checkpoints")
+    found = checkpoints.newest(folder / "checkpoints")
+    write_lines(folder, Progress() if found is None else found[0])
+    return found
+
+
+def write_lines(folder: Path, progress: Progress) -> None:
+    """The files with a line an epoch."""
+    for name, lines in {"metrics": progress.metrics, "timings": progress.timings}.items():
+        write_whole(folder / f"{name}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def best_epochs(metrics: list[dict[str, Any]], count: int = ENSEMBLE) -> list[int]:

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
-from gradshare import algorithms, checkpoints
+from gradshare import algorithms, checkpoints, kernels
 from gradshare.backbones import Conv4
 from gradshare.config import Arm, RunConfig, Training, read_config, run_config
 from gradshare.controls import BatchOnly, GateOnly, MemoryOnly
 from gradshare.data.dataset import Dataset, load_dataset
+from gradshare.distributed import ALONE, Group
 from gradshare.errors import UserError
-from gradshare.learner import Learner, MetaState
+from gradshare.learner import Learner, MetaState, Precision
 from gradshare.run_folder import best_epochs
 from gradshare.sharing import GradientSharing
 from gradshare.training import Display, Trained, train
@@ -62,25 +63,45 @@ def build_learner(config: RunConfig, image: tuple[int, int, int]) -> Learner:
     )
 
 
-def run(config: RunConfig, folder: Path, resume: bool, display: Display, dataset: Dataset | None = None) -> Trained:
+def run(
+    config: RunConfig,
+    folder: Path,
+    resume: bool,
+    display: Display,
+    dataset: Dataset | None = None,
+    group: Group = ALONE,
+) -> Trained:
     """Train what a configuration describes."""
-    config = settle(config)
+    config = settle(config, group)
     data = (dataset or load_dataset(config.dataset, config.pixels)).to(config.device)
     names = {field.name for field in fields(Training)}
     training = {name: value for name, value in asdict(config).items() if name in names}
     about = {name: value for name, value in asdict(config).items() if name not in names}
     learner = build_learner(config, data.image)
-    return train(learner, data, folder, resume, display, about, config.device, config.engine, **training)
+    engine = "eager" if resume and group.size > 1 else config.engine  # a run that one process began may have a graph
+    return train(
+        learner, data, folder, resume, display, about, config.device, engine, decided(config), group, **training
+    )
 
 
-def settle(config: RunConfig) -> RunConfig:
-    """Decide what the configuration leaves to the machine (device, threads), and set the process up for it."""
+def settle(config: RunConfig, group: Group = ALONE) -> RunConfig:
+    """Decide what the configuration leaves to the machine, and set the process up for it."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device 'cuda' is not there: PyTorch sees no GPU; use --device cpu")
     device = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
-    engine = ("graph" if device == "cuda" else "eager") if config.engine == "auto" else config.engine
-    config = replace(config, device=device, engine=engine, threads=config.threads or os.cpu_count() or 1)
-    torch.set_num_threads(config.threads)
+    if device == "cuda" and group.local_size > torch.cuda.device_count() and group.size > 1:
+        raise UserError(f"{group.local_size} processes on {torch.cuda.device_count()} GPUs: each needs one of its own")
+    recorded = device == "cuda" and group.size == 1
+    engine = ("graph" if recorded else "eager") if config.engine == "auto" else config.engine
+    cores = max(1, (os.cpu_count() or 1) // group.local_size)
+    config = replace(config, device=device, engine=engine, threads=config.threads or cores)
+    reason = _lacking(config)
+    if config.precision == "auto":
+        config = replace(config, precision="bf16" if reason is None else "float32")
+    elif config.precision != "float32" and reason is not None:
+        raise UserError(f"precision {config.precision} needs the GPU kernels, and {reason}: use --precision float32")
+    # Processes with more threads than cores between them spin against each other, whatever a run that one began says.
+    torch.set_num_threads(config.threads if group.size == 1 else min(config.threads, cores))
     if sys.platform == "linux" and config.device == "cpu":
         # glibc returns large blocks to the system at once, and the next use pays a page fault for every 4 KiB: twice
         # the time of a meta-iteration at 48 filters. M_MMAP_MAX = 0 and a high M_TRIM_THRESHOLD keep them.
@@ -89,6 +110,39 @@ def settle(config: RunConfig) -> RunConfig:
             mallopt(-4, 0)
             mallopt(-1, 2**31 - 1)
     return config
+
+
+def _lacking(config: RunConfig) -> str | None:
+    """Why our GPU kernels cannot run a configuration; None where they can. The learner has the last word."""
+    if config.device != "cuda":
+        return "there is no GPU in use"
+    if config.method == "anil":
+        return "they adapt all filters and the head, and anil the head alone"
+    if config.adapt_norm:
+        return "they do not adapt batch norm"
+    return kernels.not_installed()
+
+
+def decided(config: RunConfig) -> Precision:
+    assert config.precision != "auto", "settle() decides it"
+    return config.precision
+
+
+def setting(config: RunConfig, group: Group = ALONE) -> str:
+    """Where and how a settled configuration computes, in one line."""
+    several = "" if group.size == 1 else f"{group.size} processes, each "
+    if config.device == "cpu":
+        threads = torch.get_num_threads()
+        return f"{several}on the CPU, {threads} thread{'s' * (threads > 1)}, float32"
+    engine = "one CUDA graph a meta-iteration" if config.engine == "graph" else "operation by operation"
+    reason = _lacking(config)
+    if config.precision != "float32":
+        how = f"our kernels in {config.precision}; weights, sums and statistics in float32"
+    elif reason is None:
+        how = "PyTorch's operations in float32, as asked"
+    else:
+        how = f"PyTorch's operations in float32, not our kernels: {reason}"
+    return f"{several}on {torch.cuda.get_device_name()}, {engine}, {how}"
 
 
 @dataclass(frozen=True)

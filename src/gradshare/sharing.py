@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradshare.errors import UserError
-from gradshare.inner import InnerRule, Tree, Weights
+from gradshare.inner import InnerRule, SumTasks, Tree, Update, Weights, sum_of_tasks
 
 NormScope = Literal["global", "tensor"]
 
@@ -53,16 +53,36 @@ def share_gradients(norm: NormScope = "global") -> InnerRule:
     ghat stored in training and not each other; before any training there is none, and D[t] = G[t].
     """
 
-    def together(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, Weights]:
-        keep_new = torch.sigmoid(learned["m"][step])
-        fresh = normalised_sum(gradients, norm)
-        running = {
-            name: torch.where(memory["seen"], keep_new * g + (1 - keep_new) * memory["ghat"][name][step], g)
-            for name, g in fresh.items()
-        }
-        return mix(gradients, running, torch.sigmoid(learned["lam"][step])), running
+    def meeting(sum_tasks: SumTasks) -> Update:
+        def together(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, Weights]:
+            keep_new = torch.sigmoid(learned["m"][step])
+            fresh = normalised(sum_tasks(gradients), norm)
+            running = {
+                name: torch.where(memory["seen"], keep_new * g + (1 - keep_new) * memory["ghat"][name][step], g)
+                for name, g in fresh.items()
+            }
+            return mix(gradients, running, torch.sigmoid(learned["lam"][step])), running
 
-    return InnerRule("sharing", start_sharing, together, recall_shared, remember_shared)
+        return together
+
+    def fused(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, Weights]:
+        from gradshare.kernels.fused import share
+
+        ((name, all_tasks),) = gradients.items()
+        stored = memory["ghat"][name][step]
+        direction, running = share(all_tasks, learned["m"], learned["lam"], stored, memory["seen"], step)
+        return {name: direction}, {name: running}
+
+    return InnerRule(
+        "sharing",
+        start_sharing,
+        together=meeting(sum_of_tasks),
+        alone=recall_shared,
+        remember=remember_shared,
+        by_element=norm == "global",
+        fused=fused,
+        spread=meeting,
+    )
 
 
 def start_sharing(weights: Weights, steps: int) -> tuple[Tree, Tree]:
@@ -91,9 +111,8 @@ def mix(gradients: Weights, shared: Weights, gate: Tensor) -> Weights:
     return {name: gate * shared[name] + (1 - gate) * gradient for name, gradient in gradients.items()}
 
 
-def normalised_sum(gradients: Weights, norm: NormScope) -> Weights:
+def normalised(total: Weights, norm: NormScope) -> Weights:
     """Equation 1: the sum over tasks, scaled to length one; a zero sum stays zero, with zero derivative."""
-    total = {name: gradient.sum(0) for name, gradient in gradients.items()}
     if norm == "tensor":
         return {name: _unit({name: value})[name] for name, value in total.items()}
     return _unit(total)

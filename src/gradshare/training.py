@@ -17,15 +17,26 @@ import torch
 
 from gradshare import checkpoints
 from gradshare.checkpoints import Progress
-from gradshare.config import Training, read_config, write_config
+from gradshare.config import Training
+from gradshare.distributed import ALONE, Group
 from gradshare.episodes import Episodes, Shape, TaskSource, task_key
 from gradshare.errors import UserError
 from gradshare.evaluation import Evaluation, evaluate
 from gradshare.graphs import GraphedStep
 from gradshare.interruption import Interrupted, stop_requests
-from gradshare.learner import Learner, MetaState, Outcome
+from gradshare.learner import Learner, MetaState, Outcome, Precision
 from gradshare.outer import adam_tensors, cosine, meta_step, optimiser, restore_adam, set_rate
-from gradshare.run_folder import best_epochs, best_value, described, gates, load_state, next_free, write_whole
+from gradshare.run_folder import (
+    best_epochs,
+    best_value,
+    described,
+    gates,
+    load_state,
+    next_free,
+    open_folder,
+    write_lines,
+    write_whole,
+)
 
 
 class Diverged(UserError):
@@ -65,6 +76,8 @@ def train(
     about: dict[str, Any] | None = None,
     device: str = "cpu",
     engine: Literal["auto", "eager", "graph"] = "auto",
+    precision: Precision = "float32",
+    group: Group = ALONE,
     **options: Any,
 ) -> Trained:
     """Train a learner, with checkpoints, validation and test, in a run folder.
@@ -77,7 +90,9 @@ def train(
         about: further entries for `config.json`, such as a name for the model.
         device: `"cpu"` or `"cuda"`; the data set must give tasks there, or on the CPU.
         engine: `"graph"` records a meta-iteration as one CUDA graph; `"eager"` runs it operation by operation;
-            `"auto"` is graph on a GPU.
+            `"auto"` is graph on a GPU, in one process.
+        precision: `"float32"` for any model; `"tf32"` and `"bf16"` run `Conv4` by our GPU kernels, many times faster.
+        group: processes, of `gs.processes()`, that the tasks of a batch are spread over; the first writes the folder.
         options: fields of `Training`: epochs, iterations, ways, shots, queries, tasks, outer_lr, seed, ...
 
     Example:
@@ -93,13 +108,19 @@ def train(
         raise UserError(f"training has no option {', '.join(sorted(unknown))}")
     training = Training(**options)
     if engine == "auto":
-        engine = "graph" if torch.device(device).type == "cuda" else "eager"
+        engine = "graph" if torch.device(device).type == "cuda" and group.size == 1 else "eager"
     if engine == "graph" and torch.device(device).type != "cuda":
         raise UserError("a CUDA graph needs a GPU: use engine='eager' on a CPU")
-    place = next_free(Path("runs")) if folder is None else Path(folder)
-    run = _Run(learner.to(device), dataset, place, training, display or Silent(), torch.device(device), engine)
+    if engine == "graph" and group.size > 1:
+        raise UserError(f"a CUDA graph is recorded by one process, not {group.size}: use engine='eager'")
+    group.share(training.tasks)  # refuses more processes than tasks
+    place = Path(folder) if folder is not None else group.from_first(lambda: next_free(Path("runs")))
+    learner = learner.to(device, precision).over(group)
+    shown = display if display is not None and group.first else Silent()
+    run = _Run(learner, dataset, place, training, shown, torch.device(device), engine)
     run.open({**asdict(training), **(about or {})}, resume)
-    with stop_requests() as run.stop:
+    with stop_requests(patient=group.size > 1) as asked:
+        run.stop = lambda: group.any(asked())
         return run.finish()
 
 
@@ -116,7 +137,7 @@ class _Run:
         device: torch.device,
         engine: str,
     ) -> None:
-        self.learner, self.dataset, self.folder = learner, dataset, folder
+        self.learner, self.dataset, self.folder, self.group = learner, dataset, folder, learner.group
         self.training, self.display, self.device = training, display, device
         self.shape = Shape(training.ways, training.shots, training.queries)
         self.state = learner.init(training.seed)
@@ -127,51 +148,30 @@ class _Run:
         self.stepping: Learner | None = None  # the learner that `step` steps
         self.step: Callable[[Episodes], Outcome]
         self.started = 0.0
-        self.stop: Callable[[], bool] = lambda: False
+        self.stop: Callable[[], bool] = lambda: False  # asked by all processes at the same moments
 
     def open(self, config: dict[str, Any], resume: bool) -> None:
         """Start the folder, or take up what it holds."""
-        if not (self.folder / "config.json").exists():
-            if resume:
-                raise UserError(f"{self.folder} is not a run: it has no config.json")
-            if self.folder.exists() and any(self.folder.iterdir()):
-                raise UserError(f"{self.folder} is not empty and not a run; choose another folder")
-            for split in ("train", "val", "test") if self.training.test_tasks else ("train", "val"):
-                self.dataset.sample(split, self.shape, 1, task_key(0, split))
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_config(self.folder, config)
-        elif not resume:
-            raise UserError(f"{self.folder} already holds a run; resume it, or choose another folder")
-        else:
-            self._compare(config, read_config(self.folder))
-            self._restore()
-
-    def _compare(self, config: dict[str, Any], stored: dict[str, Any]) -> None:
-        for name in sorted(set(config) | set(stored)):
-            if config.get(name) != stored.get(name):
-                raise UserError(
-                    f"the run in {self.folder} has {name} = {stored.get(name)!r}, not {config.get(name)!r};"
-                    " resume with the same options, or choose another folder"
-                )
-
-    def _restore(self) -> None:
-        checkpoints.remove_unfinished(self.folder / "checkpoints")
-        found = checkpoints.newest(self.folder / "checkpoints")
+        found = self.group.from_first(lambda: open_folder(self.folder, config, resume, self._check_tasks))
         if found is not None:
             self.progress, tensors = found
             load_state(self.state, tensors)
             restore_adam(self.state, self.adam, tensors)
             self.log.copy_(tensors["log"])
-        self._write_lines()
+
+    def _check_tasks(self) -> None:
+        for split in ("train", "val", "test") if self.training.test_tasks else ("train", "val"):
+            self.dataset.sample(split, self.shape, 1, task_key(0, split))
 
     def finish(self) -> Trained:
         while self.progress.epoch < self.training.epochs:
             self._epoch()
-        if not (self.folder / "DONE").exists():
+        if not self.group.from_first((self.folder / "DONE").exists):
             summary = self._test()
-            write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
-            write_whole(self.folder / "DONE", "")
-        summary = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
+            if self.group.first:
+                write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+                write_whole(self.folder / "DONE", "")
+        summary = self.group.from_first(lambda: json.loads((self.folder / "summary.json").read_text(encoding="utf-8")))
         return Trained(self.folder, self.state, self.progress.metrics, summary)
 
     def _epoch(self) -> None:
@@ -204,14 +204,12 @@ class _Run:
         outcome = self.step(episodes)
         self.log[0, iteration] = outcome.loss.detach()
         self.log[1, iteration] = torch.nan if outcome.accuracy is None else outcome.accuracy.mean()
-        last = iteration + 1 == self.training.iterations
-        if (
-            self.device.type == "cpu" or last or iteration % 20 == 0 or self.stop()
-        ):  # reading a GPU's value makes it wait
+        last, stop = iteration + 1 == self.training.iterations, self.stop()
+        if self.device.type == "cpu" or last or iteration % 20 == 0 or stop:  # reading a GPU's value makes it wait
             self._check_finite(epoch, iteration)
             loss, accuracy = self.log[:, iteration].tolist()
             self.display.iteration(epoch, iteration + 1, loss, None if outcome.accuracy is None else accuracy)
-        if self.stop():
+        if stop:
             self._stop(iteration + 1)
 
     def _check_finite(self, epoch: int, iteration: int) -> None:
@@ -227,6 +225,7 @@ class _Run:
     def _stop(self, iteration: int) -> None:
         self.progress = replace(self.progress, iteration=iteration, seconds=time.monotonic() - self.started)
         self._save()
+        self.group.any(False)  # no process ends before all is saved
         raise Interrupted(self.folder, f"in epoch {self.progress.epoch + 1} after iteration {iteration}")
 
     def _evaluate(self, split: str, states: MetaState | list[MetaState], tasks: int) -> Evaluation:
@@ -238,7 +237,7 @@ class _Run:
                 raise Interrupted(self.folder, "in the test after all epochs")
 
         seed, batch = self.training.seed, self.training.eval_batch
-        return evaluate(self.learner, states, self.dataset, split, self.shape, tasks, seed, batch, between)
+        return evaluate(self.learner, states, self.dataset, split, self.shape, tasks, seed, batch, between, self.group)
 
     def _record(self, epoch: int, validation: Evaluation, train_seconds: float, val_seconds: float) -> None:
         loss, accuracy = self.log.double().mean(1).tolist()
@@ -256,18 +255,17 @@ class _Run:
         self.progress = Progress(
             epoch, metrics=[*self.progress.metrics, metrics], timings=[*self.progress.timings, timing]
         )
-        self._write_lines()
-        self._save()
-        checkpoints.prune(self.folder / "checkpoints", best_epochs(self.progress.metrics))
+        self.group.check_same({**self.state.tensors(), **adam_tensors(self.state, self.adam)}, f"after epoch {epoch}")
+        if self.group.first:
+            write_lines(self.folder, self.progress)
+            self._save()
+            checkpoints.prune(self.folder / "checkpoints", best_epochs(self.progress.metrics))
         self.display.epoch(metrics, train_seconds + val_seconds)
 
     def _save(self) -> None:
-        tensors = {**self.state.tensors(), **adam_tensors(self.state, self.adam), "log": self.log}
-        checkpoints.save(self.folder / "checkpoints", self.progress, tensors)
-
-    def _write_lines(self) -> None:
-        for name, lines in {"metrics": self.progress.metrics, "timings": self.progress.timings}.items():
-            write_whole(self.folder / f"{name}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        if self.group.first:
+            tensors = {**self.state.tensors(), **adam_tensors(self.state, self.adam), "log": self.log}
+            checkpoints.save(self.folder / "checkpoints", self.progress, tensors)
 
     def _test(self) -> dict[str, Any]:
         epochs = best_epochs(self.progress.metrics)
@@ -285,5 +283,6 @@ class _Run:
 
     def _load_epoch(self, epoch: int) -> MetaState:
         state = self.learner.init(self.training.seed)
-        load_state(state, checkpoints.load(checkpoints.of_epoch(self.folder / "checkpoints", epoch))[1])
+        path = checkpoints.of_epoch(self.folder / "checkpoints", epoch)
+        load_state(state, self.group.from_first(lambda: checkpoints.load(path)[1]))
         return state

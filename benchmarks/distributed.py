@@ -1,0 +1,78 @@
+"""Times a meta-iteration whose tasks are spread over processes.
+
+    OMP_NUM_THREADS=1 python benchmarks/distributed.py --tasks 4
+    OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 benchmarks/distributed.py --tasks 4
+
+Random images at the shape of `gradshare bench --setting cpu`: Conv-4 with 48 filters, 28x28x1, 5-way 1-shot, 15
+queries, 5 inner steps, MAML with sharing, second order. One thread a process, and a free core for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+
+import gradshare as gs
+from gradshare.config import RunConfig
+from gradshare.distributed import Group
+from gradshare.runs import settle
+from gradshare.torchrun import ends_at_once
+
+
+def random_tasks(tasks: int, seed: int) -> gs.Episodes:
+    draw, labels = torch.Generator().manual_seed(seed), torch.arange(5)
+
+    def part(each: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.rand(tasks, 5 * each, 1, 28, 28, generator=draw), labels.repeat_interleave(each).expand(tasks, -1)
+
+    return gs.Episodes(*part(1), *part(15))
+
+
+def reduction_ms(group: Group, elements: int, times: int = 50) -> float:
+    """Milliseconds of one reduction of that many float32 values, when no process has to wait for another."""
+    vector = torch.zeros(elements)
+    dist.all_reduce(vector)
+    started = time.perf_counter()
+    for _ in range(times):
+        dist.all_reduce(vector)
+    return (time.perf_counter() - started) / times * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", type=int, default=4)
+    parser.add_argument("--iterations", type=int, default=20)
+    arguments = parser.parse_args()
+    with ends_at_once(), gs.processes() as group:
+        settle(RunConfig(device="cpu", threads=1), group)
+        model = gs.Conv4(ways=5, filters=48, image=(1, 28, 28))
+        learner = gs.maml(model, inner_lr=0.1, steps=5, sharing=gs.GradientSharing()).over(group)
+        state = learner.init(seed=0)
+        adam = gs.optimiser(state, 1e-3)
+        times = []
+        for iteration in range(3 + arguments.iterations):
+            episodes = random_tasks(arguments.tasks, iteration)
+            group.any(False)  # all start together
+            started = time.perf_counter()
+            gs.meta_step(learner, state, adam, episodes)
+            times.append((time.perf_counter() - started) * 1e3)
+        quartiles = statistics.quantiles(times[3:], n=4)
+        adapted = sum(state.params[name].numel() for name in learner.adapted)
+        small = (
+            f"; a reduction of {adapted:,} float32 takes {reduction_ms(group, adapted):.2f} ms"
+            if group.size > 1
+            else ""
+        )
+        if group.first:
+            print(
+                f"{group.size} process(es), {arguments.tasks} tasks: {quartiles[1]:.0f} ms a meta-iteration"
+                f" (quartiles {quartiles[0]:.0f} to {quartiles[2]:.0f}){small}"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,437 @@
+# mypy: ignore-errors
+"""The GPU programs of the block convolution - batch norm - max pool - leaky ReLU, in Triton.
+
+Activations are [tasks, images, height, width, channels]; a "position" is one (image, row, column) of a task, a "window"
+the 2x2 positions that pooling takes together. Weights are [tasks, taps * inputs, outputs] in the type of the
+activations, with any multiple of 16 elements between tasks. Sums, statistics and accumulators are float32 whatever the
+activations are.
+
+A sum over all positions of a task is taken by many programs: each leaves its part, and the last one to arrive adds the
+parts up in their order. So results do not depend on which program ran first.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _last_to_arrive(counter, programs):
+    """Whether all other programs of this counter have stored their parts; the counter is zero again afterwards."""
+    tl.debug_barrier()  # all stores of this program come before its arrival
+    last = tl.atomic_add(counter, 1, sem="acq_rel") == programs - 1
+    if last:
+        tl.store(counter, 0)
+    return last
+
+
+@triton.jit
+def _through_activation(gradient, code, slope):
+    """A gradient by the block's output as one by the largest element of each window."""
+    return tl.where(code >= 4, gradient, gradient * slope)
+
+
+@triton.jit
+def _taps(k, SOURCE: tl.constexpr, TAPS: tl.constexpr, FLIP: tl.constexpr):
+    """Row and column offset, and channel, of each row k of a filter matrix."""
+    channel = k % SOURCE
+    tap = k // SOURCE
+    if TAPS == 1:
+        down, right = tap * 0, tap * 0
+    elif FLIP:
+        down, right = 1 - tap // 3, 1 - tap % 3
+    else:
+        down, right = tap // 3 - 1, tap % 3 - 1
+    return down, right, channel
+
+
+@triton.jit
+def _patches(source, m, row, column, k, positions, H, W, SOURCE: tl.constexpr, TAPS: tl.constexpr, FLIP: tl.constexpr):
+    """The k-th values of the patches around positions m: [positions, k]; zero outside the image."""
+    down, right, channel = _taps(k, SOURCE, TAPS, FLIP)
+    there = (m < positions)[:, None] & (k < TAPS * SOURCE)[None, :]
+    if TAPS > 1:
+        r, c = row[:, None] + down[None, :], column[:, None] + right[None, :]
+        there = there & (r >= 0) & (r < H) & (c >= 0) & (c < W)
+    place = m[:, None] * SOURCE + ((down * W + right) * SOURCE + channel)[None, :]
+    return tl.load(source + place, mask=there, other=0.0)
+
+
+@triton.jit
+def _multiply(
+    total, source, weight, m, row, column, positions, H, W,
+    SOURCE: tl.constexpr, TARGET: tl.constexpr, TAPS: tl.constexpr, FLIP: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add patches x filters to `total` [positions, targets]."""
+    out = tl.arange(0, BN)
+    for k0 in range(0, TAPS * SOURCE, BK):
+        k = k0 + tl.arange(0, BK)
+        patch = _patches(source, m, row, column, k, positions, H, W, SOURCE, TAPS, FLIP)
+        if FLIP:  # [taps, targets, sources]
+            place = (out * SOURCE)[:, None] + (k // SOURCE * TARGET * SOURCE + k % SOURCE)[None, :]
+            there = (out < TARGET)[:, None] & (k < TAPS * SOURCE)[None, :]
+            filters = tl.trans(tl.load(weight + place, mask=there, other=0.0))
+        else:  # [taps, sources, targets]
+            place = (k * TARGET)[:, None] + out[None, :]
+            there = (k < TAPS * SOURCE)[:, None] & (out < TARGET)[None, :]
+            filters = tl.load(weight + place, mask=there, other=0.0)
+        total = tl.dot(patch, filters, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def _parts(parts, start, programs, tiles, positions, BM: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr):
+    """What programs left, from `start` on, [PARTS, BN]; and how many positions each of them had."""
+    part = start + tl.arange(0, PARTS)
+    there = part < programs
+    place = (part * 2 * BN)[:, None] + tl.arange(0, BN)[None, :]
+    left = tl.load(parts + place, mask=there[:, None], other=0.0, cache_modifier=".cg")
+    short = tl.where((tiles - 1) % programs == part, tiles * BM - positions, 0)  # the last tile is not full
+    had = (tiles - part + programs - 1) // programs * BM - short
+    return left, tl.where(there, had, 0).to(tl.float32)[:, None]
+
+
+@triton.jit(do_not_specialize=["positions", "H", "W", "stride_a", "stride_b", "tiles", "count"])
+def convolve(
+    source_a, weight_a, source_b, weight_b, target, z, statistics, code, parts, counter, result,
+    positions, H, W, stride_a, stride_b, tiles, count, eps, slope,
+    SOURCE: tl.constexpr, TARGET: tl.constexpr, TAPS: tl.constexpr, FLIP: tl.constexpr, PAIRS: tl.constexpr,
+    SUMS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """target = convolution of a (plus that of b), or with FLIP its adjoint.
+
+    SUMS "moments": result = mean and 1/sqrt(var + eps) of every channel of the target [tasks, 2, channels].
+    SUMS "means": result = mean(q) and mean(q y) for the target q and the normalised y of `z`.
+    SUMS "pooled": the target is a gradient by a pooled block's output, with peak `z` and `code`; result = mean(a) and
+    mean(a y) over the `count` positions before pooling, for the gradient a by the normalised activations.
+    """
+    program, programs, task = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
+    out = tl.arange(0, BN)
+    kept = out < TARGET
+    source_a += task * positions * SOURCE
+    source_b += task * positions * SOURCE
+    weight_a += task * stride_a * 16
+    weight_b += task * stride_b * 16
+    target += task * positions * TARGET
+    z += task * positions * TARGET
+    if SUMS == "means":
+        mean = tl.load(statistics + task * 2 * TARGET + out, mask=kept, other=0.0)
+        inverse = tl.load(statistics + task * 2 * TARGET + TARGET + out, mask=kept, other=0.0)
+    first = tl.zeros([BN], tl.float32)
+    second = tl.zeros([BN], tl.float32)
+    counted = 0.0
+    for tile in range(program, tiles, programs):
+        m = tile * BM + tl.arange(0, BM)
+        column, row = m % W, m // W % H
+        inside = (m < positions)[:, None] & kept[None, :]
+        place = m[:, None] * TARGET + out[None, :]
+        if SUMS == "means" or SUMS == "pooled":  # asked for early, so that they are there when the product is
+            other = tl.load(z + place, mask=inside, other=0.0)
+        if SUMS == "pooled":
+            codes = tl.load(code + task * positions * TARGET + place, mask=inside, other=0)
+        total = tl.zeros([BM, BN], tl.float32)
+        total = _multiply(
+            total, source_a, weight_a, m, row, column, positions, H, W, SOURCE, TARGET, TAPS, FLIP, BN, BK, PRECISION
+        )
+        if PAIRS == 2:
+            total = _multiply(
+                total, source_b, weight_b, m, row, column, positions, H, W, SOURCE, TARGET, TAPS, FLIP, BN, BK,
+                PRECISION,
+            )  # fmt: skip
+        rounded = total.to(target.dtype.element_ty)
+        tl.store(target + place, rounded, mask=inside)
+        value = rounded.to(tl.float32)
+        if SUMS == "moments":  # by Chan's rule: squares of differences alone, so that a large mean costs no digits
+            here = tl.minimum(BM, positions - tile * BM).to(tl.float32)
+            tile_mean = tl.sum(value, 0) / here
+            away = tl.where(inside, value - tile_mean[None, :], 0.0)
+            shift = tile_mean - first
+            together = counted + here
+            second += tl.sum(away * away, 0) + shift * shift * (counted * here / together)
+            first += shift * (here / together)
+            counted = together
+        elif SUMS == "means":
+            y = (other.to(tl.float32) - mean[None, :]) * inverse[None, :]
+            first += tl.sum(value, 0)
+            second += tl.sum(tl.where(inside, value * y, 0.0), 0)
+        elif SUMS == "pooled":
+            a = _through_activation(value, codes, slope)
+            first += tl.sum(a, 0)
+            second += tl.sum(a * other.to(tl.float32), 0)
+    if SUMS != "none":
+        mine = parts + (task * programs + program) * 2 * BN + out
+        tl.store(mine, first)
+        tl.store(mine + BN, second)
+        if _last_to_arrive(counter + task, programs):
+            parts += task * programs * 2 * BN
+            top = tl.zeros([BN], tl.float32)
+            for start in range(0, programs, PARTS):
+                firsts, weight = _parts(parts, start, programs, tiles, positions, BM, BN, PARTS)
+                top += tl.sum(firsts * weight if SUMS == "moments" else firsts, 0)
+            top /= positions if SUMS == "moments" else count
+            bottom = tl.zeros([BN], tl.float32)
+            for start in range(0, programs, PARTS):
+                seconds, weight = _parts(parts + BN, start, programs, tiles, positions, BM, BN, PARTS)
+                bottom += tl.sum(seconds, 0)
+                if SUMS == "moments":
+                    firsts, weight = _parts(parts, start, programs, tiles, positions, BM, BN, PARTS)
+                    away = firsts - top[None, :]
+                    bottom += tl.sum(away * away * weight, 0)
+            bottom = tl.rsqrt(bottom / positions + eps) if SUMS == "moments" else bottom / count
+            tl.store(result + task * 2 * TARGET + out, top, mask=kept)
+            tl.store(result + task * 2 * TARGET + TARGET + out, bottom, mask=kept)
+
+
+@triton.jit(do_not_specialize=["windows", "H", "W"])
+def pool(
+    z, statistics, gain, bias, target, peak, code, windows, H, W, slope,
+    C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Normalise, pool and activate; leave y at each window's largest element, and a code: which one, +4 if above 0."""
+    task = tl.program_id(1).to(tl.int64)
+    channel = tl.arange(0, BN)
+    kept = channel < C
+    mean = tl.load(statistics + task * 2 * C + channel, mask=kept, other=0.0)[None, :]
+    inverse = tl.load(statistics + task * 2 * C + C + channel, mask=kept, other=0.0)[None, :]
+    scale = tl.load(gain + channel, mask=kept, other=0.0).to(tl.float32)[None, :]
+    shift = tl.load(bias + channel, mask=kept, other=0.0).to(tl.float32)[None, :]
+    u = tl.program_id(0) * BM + tl.arange(0, BM)
+    inside = (u < windows)[:, None] & kept[None, :]
+    across, down = W // 2, H // 2
+    corner = u // (across * down) * (H * W) + u // across % down * (2 * W) + u % across * 2
+    z += task * (windows // (across * down)) * H * W * C
+    place = corner[:, None] * C + channel[None, :]
+    best_y = (tl.load(z + place, mask=inside, other=0.0).to(tl.float32) - mean) * inverse
+    best = best_y * scale + shift
+    which = tl.zeros([BM, BN], tl.int32)
+    for corner_number in tl.static_range(1, 4):
+        step = (corner_number // 2 * W + corner_number % 2) * C
+        y = (tl.load(z + place + step, mask=inside, other=0.0).to(tl.float32) - mean) * inverse
+        value = y * scale + shift
+        better = value > best
+        best, best_y = tl.where(better, value, best), tl.where(better, y, best_y)
+        which = tl.where(better, corner_number, which)
+    above = best > 0
+    to = task * windows * C + u[:, None] * C + channel[None, :]
+    tl.store(target + to, tl.where(above, best, best * slope).to(target.dtype.element_ty), mask=inside)
+    tl.store(peak + to, best_y.to(peak.dtype.element_ty), mask=inside)
+    tl.store(code + to, (which + tl.where(above, 4, 0)).to(tl.uint8), mask=inside)
+
+
+@triton.jit(do_not_specialize=["windows", "positions", "tiles"])
+def pooled_means(
+    gradient, peak, code, parts, counter, result, windows, positions, tiles, slope,
+    C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """result = mean(a) and mean(a y) over all positions, for the gradient a by the normalised activations."""
+    program, programs, task = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
+    channel = tl.arange(0, BN)
+    kept = channel < C
+    first = tl.zeros([BN], tl.float32)
+    second = tl.zeros([BN], tl.float32)
+    for tile in range(program, tiles, programs):
+        u = tile * BM + tl.arange(0, BM)
+        inside = (u < windows)[:, None] & kept[None, :]
+        place = task * windows * C + u[:, None] * C + channel[None, :]
+        a = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
+        a = _through_activation(a, tl.load(code + place, mask=inside, other=0), slope)
+        first += tl.sum(a, 0)
+        second += tl.sum(a * tl.load(peak + place, mask=inside, other=0.0).to(tl.float32), 0)
+    mine = parts + (task * programs + program) * 2 * BN + channel
+    tl.store(mine, first)
+    tl.store(mine + BN, second)
+    if _last_to_arrive(counter + task, programs):
+        parts += task * programs * 2 * BN
+        first = tl.zeros([BN], tl.float32)
+        second = tl.zeros([BN], tl.float32)
+        for start in range(0, programs, PARTS):
+            firsts, _ = _parts(parts, start, programs, tiles, 0, BM, BN, PARTS)
+            seconds, _ = _parts(parts + BN, start, programs, tiles, 0, BM, BN, PARTS)
+            first += tl.sum(firsts, 0)
+            second += tl.sum(seconds, 0)
+        tl.store(result + task * 2 * C + channel, first / positions, mask=kept)
+        tl.store(result + task * 2 * C + C + channel, second / positions, mask=kept)
+
+
+@triton.jit
+def _sum_of_parts(parts, programs, BN: tl.constexpr, PARTS: tl.constexpr):
+    """The sum of [programs, BN] over its rows."""
+    total = tl.zeros([BN], tl.float32)
+    for start in range(0, programs, PARTS):
+        part = start + tl.arange(0, PARTS)
+        place = (part * BN)[:, None] + tl.arange(0, BN)[None, :]
+        total += tl.sum(tl.load(parts + place, mask=(part < programs)[:, None], other=0.0, cache_modifier=".cg"), 0)
+    return total
+
+
+@triton.jit(do_not_specialize=["windows", "H", "W", "tiles"])
+def gather(
+    q, peak, code, gradient, statistics, gain, means_q, means_a, target, parts, counter, result,
+    windows, H, W, tiles, slope,
+    C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """target = gain P(q) at each window's largest element, through the activation; result = mean(a P(q)) [tasks, C]."""
+    program, programs, task = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
+    channel = tl.arange(0, BN)
+    kept = channel < C
+    row = task * 2 * C + channel
+    inverse = tl.load(statistics + row + C, mask=kept, other=0.0)
+    scale = tl.load(gain + channel, mask=kept, other=0.0).to(tl.float32)
+    mean_q = tl.load(means_q + row, mask=kept, other=0.0)
+    mean_qy = tl.load(means_q + row + C, mask=kept, other=0.0)
+    across, down = W // 2, H // 2
+    images = windows // (across * down)
+    q += task * images * H * W * C
+    sums = tl.zeros([BN], tl.float32)
+    for tile in range(program, tiles, programs):
+        u = tile * BM + tl.arange(0, BM)
+        inside = (u < windows)[:, None] & kept[None, :]
+        pooled = task * windows * C + u[:, None] * C + channel[None, :]
+        codes = tl.load(code + pooled, mask=inside, other=0).to(tl.int32)
+        which = codes % 4
+        corner = u // (across * down) * (H * W) + u // across % down * (2 * W) + u % across * 2
+        place = (corner[:, None] + which // 2 * W + which % 2) * C + channel[None, :]
+        value = tl.load(q + place, mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(peak + pooled, mask=inside, other=0.0).to(tl.float32)
+        p = inverse[None, :] * (value - mean_q[None, :] - y * mean_qy[None, :])
+        result_value = _through_activation(scale[None, :] * p, codes, slope)
+        tl.store(target + pooled, result_value.to(target.dtype.element_ty), mask=inside)
+        a = tl.load(gradient + pooled, mask=inside, other=0.0).to(tl.float32)
+        sums += tl.sum(tl.where(inside, _through_activation(a, codes, slope) * value, 0.0), 0)
+    tl.store(parts + (task * programs + program) * BN + channel, sums)
+    if _last_to_arrive(counter + task, programs):
+        sums = _sum_of_parts(parts + task * programs * BN, programs, BN, PARTS)
+        mean_a = tl.load(means_a + row, mask=kept, other=0.0)
+        mean_ay = tl.load(means_a + row + C, mask=kept, other=0.0)
+        mixed = inverse * (sums / (images * H * W) - mean_q * mean_a - mean_qy * mean_ay)
+        tl.store(result + task * C + channel, mixed, mask=kept)
+
+
+@triton.jit(do_not_specialize=["windows", "images", "H", "W"])
+def spread(
+    z, statistics, gain, code, gradient, means_a, q, means_q, means_aq, later, means_c, target,
+    windows, images, H, W, slope,
+    C: tl.constexpr, SECOND: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """target = the gradient by the convolution's output, at every position.
+
+    First order: gain P(a), a being `gradient` through pooling and activation. With SECOND, the outer gradient: `later`
+    taken the same way, plus what the inner gradient's own dependence on z adds (normalisation.py has the formula).
+    """
+    task = tl.program_id(1).to(tl.int64)
+    channel = tl.arange(0, BN)
+    kept = channel < C
+    row = task * 2 * C + channel
+    mean = tl.load(statistics + row, mask=kept, other=0.0)[None, :]
+    inverse = tl.load(statistics + row + C, mask=kept, other=0.0)[None, :]
+    scale = tl.load(gain + channel, mask=kept, other=0.0).to(tl.float32)[None, :] * inverse
+    mean_a = tl.load(means_a + row, mask=kept, other=0.0)[None, :]
+    mean_ay = tl.load(means_a + row + C, mask=kept, other=0.0)[None, :]
+    if SECOND:
+        mean_q = tl.load(means_q + row, mask=kept, other=0.0)[None, :]
+        mean_qy = tl.load(means_q + row + C, mask=kept, other=0.0)[None, :]
+        mean_apq = tl.load(means_aq + task * C + channel, mask=kept, other=0.0)[None, :]
+        mean_c = tl.load(means_c + row, mask=kept, other=0.0)[None, :]
+        mean_cy = tl.load(means_c + row + C, mask=kept, other=0.0)[None, :]
+    across, down = W // 2, H // 2
+    wide, high = (W + 1) // 2, (H + 1) // 2  # windows, those that pooling leaves out at odd edges included
+    u = tl.program_id(0) * BM + tl.arange(0, BM)
+    image, r, c = u // (wide * high), u // wide % high, u % wide
+    inside = (u < windows)[:, None] & kept[None, :]
+    whole = inside & ((r < down) & (c < across))[:, None]
+    start = task * images
+    pooled = (start * down * across + image * (down * across) + r * across + c)[:, None] * C + channel[None, :]
+    codes = tl.load(code + pooled, mask=whole, other=0).to(tl.int32)
+    which = codes % 4
+    peak_a = tl.load(gradient + pooled, mask=whole, other=0.0).to(tl.float32)
+    peak_a = _through_activation(peak_a, codes, slope)
+    if SECOND:
+        peak_c = tl.load(later + pooled, mask=whole, other=0.0).to(tl.float32)
+        peak_c = _through_activation(peak_c, codes, slope)
+    corner = (start * H * W + image * (H * W) + r * (2 * W) + c * 2)[:, None] * C + channel[None, :]
+    for number in tl.static_range(4):
+        there = inside & ((r * 2 + number // 2 < H) & (c * 2 + number % 2 < W))[:, None]
+        place = corner + (number // 2 * W + number % 2) * C
+        y = (tl.load(z + place, mask=there, other=0.0).to(tl.float32) - mean) * inverse
+        a = tl.where(which == number, peak_a, 0.0) - mean_a - y * mean_ay
+        if SECOND:
+            p = tl.load(q + place, mask=there, other=0.0).to(tl.float32) - mean_q - y * mean_qy
+            value = tl.where(which == number, peak_c, 0.0) - mean_c - y * (mean_cy + mean_apq)
+            value -= inverse * (p * mean_ay + a * mean_qy)
+        else:
+            value = a
+        tl.store(target + place, (scale * value).to(target.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _multiply_transposed(total, a, b, PRECISION: tl.constexpr):
+    """total + a^T b. In "tf32", float32 as the sum of two bfloat16: the GPU cannot transpose TF32 on its way."""
+    if a.dtype == tl.float32 and PRECISION == "tf32":
+        high_a, high_b = a.to(tl.bfloat16), b.to(tl.bfloat16)
+        low_a, low_b = (a - high_a.to(tl.float32)).to(tl.bfloat16), (b - high_b.to(tl.float32)).to(tl.bfloat16)
+        total = tl.dot(tl.trans(high_a), high_b, total)
+        total = tl.dot(tl.trans(high_a), low_b, total)
+        return tl.dot(tl.trans(low_a), high_b, total)
+    return tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
+
+
+@triton.jit(do_not_specialize=["positions", "H", "W", "chunk"])
+def correlate(
+    source_a, gradient_a, source_b, gradient_b, parts, bias_parts, positions, H, W, chunk,
+    SOURCE: tl.constexpr, TARGET: tl.constexpr, TAPS: tl.constexpr, PAIRS: tl.constexpr, BIAS: tl.constexpr,
+    BR: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The gradient by the filters: patches^T x gradients, summed over a chunk of positions.
+
+    parts: [tasks, chunks, taps * sources, targets]. BIAS: also the first gradients' sum, [tasks, chunks, targets].
+    """
+    k = tl.program_id(0) * BR + tl.arange(0, BR)
+    split, splits, task = tl.program_id(1), tl.num_programs(1), tl.program_id(2).to(tl.int64)
+    out = tl.arange(0, BN)
+    source_a += task * positions * SOURCE
+    source_b += task * positions * SOURCE
+    gradient_a += task * positions * TARGET
+    gradient_b += task * positions * TARGET
+    total = tl.zeros([BR, BN], tl.float32)
+    bias = tl.zeros([BN], tl.float32)
+    end = tl.minimum(positions, (split + 1) * chunk)
+    for start in range(split * chunk, end, BP):
+        m = start + tl.arange(0, BP)
+        column, row = m % W, m // W % H
+        place = m[:, None] * TARGET + out[None, :]
+        inside = (m < end)[:, None] & (out < TARGET)[None, :]
+        patch = _patches(source_a, m, row, column, k, end, H, W, SOURCE, TAPS, False)
+        value = tl.load(gradient_a + place, mask=inside, other=0.0)
+        total = _multiply_transposed(total, patch, value, PRECISION)
+        if BIAS:
+            bias += tl.sum(value.to(tl.float32), 0)
+        if PAIRS == 2:
+            patch = _patches(source_b, m, row, column, k, end, H, W, SOURCE, TAPS, False)
+            value = tl.load(gradient_b + place, mask=inside, other=0.0)
+            total = _multiply_transposed(total, patch, value, PRECISION)
+    there = (k < TAPS * SOURCE)[:, None] & (out < TARGET)[None, :]
+    to = (task * splits + split) * (TAPS * SOURCE * TARGET) + (k * TARGET)[:, None] + out[None, :]
+    tl.store(parts + to, total, mask=there)
+    if BIAS:  # noqa: SIM102
+        if tl.program_id(0) == 0:
+            tl.store(bias_parts + (task * splits + split) * TARGET + out, bias, mask=out < TARGET)
+
+
+@triton.jit(do_not_specialize=["size"])
+def add_parts(parts, table, target, size, BLOCK: tl.constexpr, MOST: tl.constexpr):
+    """target [tasks, size] = sums of parts. Each program has a row of `table`: where its first part starts, how many
+    there are and their size, where the sum goes, and how many of its elements are wanted; the others are zero."""
+    row, task = table + tl.program_id(0) * 6, tl.program_id(1).to(tl.int64)
+    start, count, stride = tl.load(row), tl.load(row + 1), tl.load(row + 2)
+    to, wanted, filled = tl.load(row + 3), tl.load(row + 4), tl.load(row + 5)
+    element = tl.arange(0, BLOCK)
+    parts += start + task * count * stride
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, count, MOST):
+        part = first + tl.arange(0, MOST)
+        there = (part < count)[:, None] & (element < wanted)[None, :]
+        total += tl.sum(tl.load(parts + part[:, None] * stride + element[None, :], mask=there, other=0.0), 0)
+    tl.store(target + task * size + to + element, total, mask=element < filled)

@@ -1,0 +1,337 @@
+"""Tensors in, tensors out: each function here runs one program of `device.py` for all tasks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+import torch
+import triton  # type: ignore[import-untyped]
+from torch import Tensor
+
+from gradshare.kernels import device
+
+Precision = Literal["float32", "tf32", "bf16"]
+Pair = tuple[Tensor, Tensor]
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # on a CPU, for tests; its bfloat16 is not to be trusted
+DOT: dict[str, str] = {"float32": "ieee", "tf32": "ieee" if INTERPRETED else "tf32", "bf16": "tf32"}
+MOST_PARTS = 128  # that are added up at a time
+
+
+class Sums(NamedTuple):
+    """What a convolution also sums over its result; see `device.convolve`."""
+
+    kind: Literal["none", "moments", "means", "pooled"]
+    z: Tensor | None = None  # "means": the block's z; "pooled": its peak
+    statistics: Tensor | None = None
+    code: Tensor | None = None
+    over: int = 0  # "pooled": the positions before pooling
+    eps: float = 0.0
+    slope: float = 0.0
+
+
+class Blocks(NamedTuple):
+    """Tile sizes."""
+
+    positions: int
+    depth: int
+    warps: int
+    stages: int
+
+
+ELEMENTWISE = Blocks(positions=32, depth=0, warps=4, stages=0)
+REDUCTION = Blocks(positions=32, depth=0, warps=4, stages=0)
+SUMMED = Blocks(positions=128, depth=32, warps=4, stages=0)
+CORRELATION = {  # positions: rows of the result
+    "float32": Blocks(64, 32, 4, 2),
+    "tf32": Blocks(64, 32, 4, 3),
+    "bf16": Blocks(64, 64, 4, 3),
+}
+
+
+@cache
+def _processors(place: torch.device) -> int:
+    return 4 if INTERPRETED else torch.cuda.get_device_properties(place).multi_processor_count
+
+
+@cache
+def _counters(place: torch.device) -> Tensor:
+    """Zeros that every program leaves as it found them. Programs run one after the other, so one array serves all."""
+    return torch.zeros(1 << 16, dtype=torch.int32, device=place)
+
+
+def _channels(size: int) -> int:
+    return max(16, triton.next_power_of_2(size))
+
+
+@cache
+def _side(place: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(place)
+
+
+class Aside:
+    """Work beside the main stream that nothing needs until `join`: small programs leave most of a GPU idle."""
+
+    def __init__(self, place: torch.device) -> None:
+        self.place = place
+        self.kept: list[Any] = []
+
+    @contextmanager
+    def __call__(self, *used: Any) -> Iterator[None]:
+        """Launch aside; what is `used` is kept until the streams have joined, so that its memory is not given away."""
+        if INTERPRETED:
+            yield
+            return
+        self.kept += used
+        side = _side(self.place)
+        side.wait_stream(torch.cuda.current_stream(self.place))
+        with torch.cuda.stream(side):
+            yield
+
+    def join(self) -> None:
+        if not INTERPRETED:
+            torch.cuda.current_stream(self.place).wait_stream(_side(self.place))
+
+
+def _programs(x: Tensor, tiles: int, each: int = 2) -> int:
+    """Programs for each task, so that all tasks together fill the GPU `each` times."""
+    return max(1, min(tiles, each * _processors(x.device) // len(x)))
+
+
+def _at_a_time(programs: int) -> int:
+    return min(triton.next_power_of_2(programs), MOST_PARTS)
+
+
+def _tile(x: Tensor, positions: int) -> Blocks:
+    """Large tiles, unless there would be too few of them to fill the GPU."""
+    if INTERPRETED:
+        return Blocks(64, 32, 4, 1)
+    processors, depth = _processors(x.device), 128 // x.element_size()
+    if len(x) * -(-positions // 128) >= processors:
+        return Blocks(128, depth // 2, 4, 4)
+    if len(x) * -(-positions // 64) >= processors:
+        return Blocks(64, depth, 4, 3)
+    return Blocks(32, depth, 4, 3)
+
+
+def convolve(
+    pairs: list[Pair],  # [tasks, n, H, W, C] images and [tasks, taps * C, O] weights (O, C swapped where adjoint)
+    channels: int,  # of the result
+    taps: int,
+    precision: Precision,
+    adjoint: bool = False,
+    sums: Sums | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The sum of the pairs' convolutions, [tasks, n, H, W, channels], and its sums [tasks, 2, channels]."""
+    (a, weight_a), (b, weight_b) = pairs[0], pairs[-1]
+    tasks, n, height, width, source = a.shape
+    positions = n * height * width
+    target = a.new_empty(tasks, n, height, width, channels)
+    tile = _tile(a, positions)
+    tiles = -(-positions // tile.positions)
+    programs = _programs(a, tiles) if sums else tiles
+    block = _channels(channels)
+    parts = a.new_empty(tasks, programs if sums else 0, 2, block, dtype=torch.float32)
+    result = a.new_empty(tasks, 2, channels, dtype=torch.float32)
+    sums = sums or Sums("none")
+    device.convolve[(programs, tasks)](
+        a, weight_a, b, weight_b, target, target if sums.z is None else sums.z,
+        result if sums.statistics is None else sums.statistics, target if sums.code is None else sums.code,
+        parts, _counters(a.device), result,
+        positions, height, width, _sixteens(weight_a), _sixteens(weight_b), tiles, sums.over or positions, sums.eps,
+        sums.slope,
+        SOURCE=source, TARGET=channels, TAPS=taps, FLIP=adjoint, PAIRS=len(pairs), SUMS=sums.kind,
+        BM=tile.positions, BN=block, BK=min(tile.depth, _channels(taps * source)),
+        PARTS=_at_a_time(programs) if sums.kind != "none" else 1, PRECISION=DOT[precision],
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return target, result
+
+
+def _sixteens(weight: Tensor) -> int:
+    """The stride between tasks in units of 16 elements."""
+    stride = weight.stride(0)
+    assert stride % 16 == 0 or len(weight) == 1, "weights of a task are not padded to a multiple of 16"
+    return stride // 16
+
+
+def pool(
+    z: Tensor, statistics: Tensor, gain: Tensor, bias: Tensor, slope: float
+) -> tuple[Tensor, Tensor, Tensor]:  # [tasks, n, H/2, W/2, C] each
+    """The block's output; y at the largest element of each window; and which element that is."""
+    tasks, n, height, width, channels = z.shape
+    target = z.new_empty(tasks, n, height // 2, width // 2, channels)
+    peak, code = torch.empty_like(target), torch.empty_like(target, dtype=torch.uint8)
+    windows = n * (height // 2) * (width // 2)
+    grid, sizes = _elementwise(tasks, windows, channels)
+    device.pool[grid](z, statistics, gain, bias, target, peak, code, windows, height, width, slope, C=channels, **sizes)
+    return target, peak, code
+
+
+def _elementwise(tasks: int, windows: int, channels: int) -> tuple[tuple[int, int], dict[str, int]]:
+    block = 64 if INTERPRETED else ELEMENTWISE.positions
+    return (-(-windows // block), tasks), {"BM": block, "BN": _channels(channels), "num_warps": ELEMENTWISE.warps}
+
+
+def _reduction(x: Tensor, windows: int, channels: int) -> tuple[tuple[int, int], int, Tensor, dict[str, int]]:
+    """Grid, tiles, room for the parts, and sizes."""
+    block = 64 if INTERPRETED else REDUCTION.positions
+    tiles = -(-windows // block)
+    programs = _programs(x, tiles, each=4)
+    parts = x.new_empty(len(x), programs, 2, _channels(channels), dtype=torch.float32)
+    sizes = {
+        "BM": block,
+        "BN": _channels(channels),
+        "PARTS": _at_a_time(programs),
+        "num_warps": REDUCTION.warps,
+    }
+    return (programs, len(x)), tiles, parts, sizes
+
+
+def pooled_means(gradient: Tensor, peak: Tensor, code: Tensor, positions: int, slope: float) -> Tensor:
+    """mean(a) and mean(a y) [tasks, 2, C] for a, the gradient by the normalised activations."""
+    tasks, channels = len(gradient), gradient.shape[-1]
+    windows = gradient[0].numel() // channels
+    grid, tiles, parts, sizes = _reduction(gradient, windows, channels)
+    result = gradient.new_empty(tasks, 2, channels, dtype=torch.float32)
+    device.pooled_means[grid](
+        gradient,
+        peak,
+        code,
+        parts,
+        _counters(gradient.device),
+        result,
+        windows,
+        positions,
+        tiles,
+        slope,
+        C=channels,
+        **sizes,
+    )
+    return result
+
+
+def gather(
+    q: Tensor, peak: Tensor, code: Tensor, gradient: Tensor, statistics: Tensor, gain: Tensor, means_q: Tensor,
+    means_a: Tensor, slope: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """gain P(q) at the largest element of each window, through the activation; and mean(a P(q)) [tasks, C]."""
+    tasks, _, height, width, channels = q.shape
+    windows = peak[0].numel() // channels
+    grid, tiles, parts, sizes = _reduction(q, windows, channels)
+    target = torch.empty_like(peak)
+    result = q.new_empty(tasks, channels, dtype=torch.float32)
+    device.gather[grid](
+        q, peak, code, gradient, statistics, gain, means_q, means_a, target, parts, _counters(q.device), result,
+        windows, height, width, tiles, slope, C=channels, **sizes,
+    )  # fmt: skip
+    return target, result
+
+
+class Second(NamedTuple):
+    """What the outer gradient by z needs beyond the first order's."""
+
+    q: Tensor
+    means_q: Tensor
+    means_aq: Tensor
+    later: Tensor
+    means_later: Tensor
+
+
+def spread(
+    z: Tensor, statistics: Tensor, gain: Tensor, code: Tensor, gradient: Tensor, means: Tensor, slope: float,
+    second: Second | None = None,
+) -> Tensor:  # fmt: skip
+    """The gradient by the convolution's output z, [tasks, n, H, W, C]."""
+    tasks, n, height, width, channels = z.shape
+    target = torch.empty_like(z)
+    windows = n * ((height + 1) // 2) * ((width + 1) // 2)
+    more = second or Second(z, means, means, gradient, means)
+    grid, sizes = _elementwise(tasks, windows, channels)
+    device.spread[grid](
+        z, statistics, gain, code, gradient, means, more.q, more.means_q, more.means_aq, more.later, more.means_later,
+        target, windows, n, height, width, slope, C=channels, SECOND=second is not None, **sizes,
+    )  # fmt: skip
+    return target
+
+
+def splits(tasks: int, positions: int, rows: int, precision: Precision, place: torch.device) -> tuple[int, int]:
+    """In how many parts `correlate` sums, and over how many positions each."""
+    tile = CORRELATION[precision]
+    groups = -(-rows // min(tile.positions, _channels(rows)))
+    share = -(-3 * _processors(place) // (tasks * groups))
+    wanted = max(1, min(-(-positions // (2 * tile.depth)), share))
+    chunk = -(-positions // (wanted * tile.depth)) * tile.depth
+    return -(-positions // chunk), chunk
+
+
+def correlate(
+    pairs: list[Pair],  # [tasks, n, H, W, C] images and [tasks, n, H, W, O] gradients
+    taps: int,
+    precision: Precision,
+    room: Tensor,  # for the parts, [tasks * parts * taps * C * O]
+    parts: tuple[int, int],  # from `splits`
+    bias_room: Tensor | None = None,  # [tasks * parts * O]
+) -> None:
+    """Write parts of the gradient by the filters, [tasks, parts, taps * C, O], summed over the pairs.
+
+    With a room for it, also those of the gradient by a bias: the sum of the first pair's gradients.
+    """
+    (a, gradient_a), (b, gradient_b) = pairs[0], pairs[-1]
+    tasks, n, height, width, source = a.shape
+    channels = gradient_a.shape[-1]
+    tile = CORRELATION[precision]
+    rows = min(tile.positions, _channels(taps * source))
+    count, chunk = parts
+    device.correlate[(-(-taps * source // rows), count, tasks)](
+        a, gradient_a, b, gradient_b, room, room if bias_room is None else bias_room, n * height * width, height, width,
+        chunk,
+        SOURCE=source, TARGET=channels, TAPS=taps, PAIRS=len(pairs), BIAS=bias_room is not None,
+        BR=rows, BN=_channels(channels), BP=tile.depth,
+        PRECISION=DOT[precision], num_warps=4 if rows < 128 else tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+class Rooms(NamedTuple):
+    """Where sums that are taken in parts have their parts, and how these go into one vector [tasks, size]."""
+
+    tasks: int
+    size: int
+    elements: int  # of the whole room
+    slices: tuple[slice, ...]
+    table: Tensor  # see `device.add_parts`
+
+    def empty(self) -> Tensor:
+        return torch.empty(self.elements, dtype=torch.float32, device=self.table.device)
+
+    def add(self, room: Tensor) -> Tensor:  # [tasks, size]
+        """Add the parts up, all layers at once; zero where there are none."""
+        target = torch.empty(self.tasks, self.size, dtype=torch.float32, device=room.device)
+        device.add_parts[(len(self.table), self.tasks)](
+            room, self.table, target, self.size, BLOCK=SUMMED.positions, MOST=SUMMED.depth, num_warps=SUMMED.warps
+        )
+        return target
+
+
+@cache
+def rooms(
+    sums: tuple[tuple[int, int, int], ...],  # offset in the vector, parts, elements of each; in the vector's order
+    tasks: int,
+    size: int,
+    place: torch.device,
+) -> Rooms:
+    rows: list[tuple[int, ...]] = []
+    slices, used, done = [], 0, 0
+    for offset, parts, elements in (*sums, (size, 0, 0)):
+        for at in range(done, offset, SUMMED.positions):  # nothing is summed here
+            rows.append((0, 0, 0, at, 0, min(SUMMED.positions, offset - at)))
+        for at in range(0, elements, SUMMED.positions):
+            here = min(SUMMED.positions, elements - at)
+            rows.append((used + at, parts, elements, offset + at, here, here))
+        slices.append(slice(used, used + tasks * parts * elements))
+        used, done = used + tasks * parts * elements, offset + elements
+    return Rooms(tasks, size, used, tuple(slices[:-1]), torch.tensor(rows, dtype=torch.int32).to(place))

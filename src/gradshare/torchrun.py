@@ -1,0 +1,145 @@
+"""The processes that torchrun started as a group; one voice for all of them, and a clear end when one is lost."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from gradshare.distributed import ALONE, Group, Lost, OutOfStep
+from gradshare.errors import UserError
+from gradshare.interruption import Interrupted
+from gradshare.workers import FAILED, STOPPED
+
+TIMEOUT = 60.0  # seconds
+BUILDING = timedelta(hours=6)  # how long the first process of a machine may take to build a data set
+
+
+def started_by_torchrun() -> bool:
+    """Whether this process is one of several; torchrun, or whatever started it, says so in the environment."""
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+@contextmanager
+def processes(timeout: float = TIMEOUT) -> Iterator[Group]:
+    """The group of processes that this one belongs to, by gloo on the CPU and NCCL on GPUs; alone, a group of one.
+
+    Args:
+        timeout: seconds that a process waits for another before it gives up.
+
+    Example:
+        >>> import gradshare as gs
+        >>> with gs.processes() as group:  # torchrun --nproc-per-node 4 train.py; then gs.train(..., group=group)
+        ...     group.size
+        1
+    """
+    if not started_by_torchrun():
+        yield ALONE
+        return
+    if not 0 < timeout < math.inf:
+        raise UserError(f"timeout is {timeout}; it must be above 0 seconds")
+    limit = timedelta(seconds=timeout)
+    store, rank, size = next(rendezvous("env://", timeout=limit))
+    store.set_timeout(limit)
+    gpus = torch.cuda.device_count()
+    local_rank, local_size = (
+        int(os.environ.get(f"LOCAL_{name}", of)) for name, of in (("RANK", rank), ("WORLD_SIZE", size))
+    )
+    if local_rank < gpus:
+        torch.cuda.set_device(local_rank)
+    backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+    dist.init_process_group(backend, store=PrefixStore("sums", store), rank=rank, world_size=size, timeout=limit)
+    try:
+        yield Group(rank, size, local_rank, local_size, PrefixStore("words", store))
+    except Lost:
+        raise  # taking the group apart would wait for the lost one
+    except BaseException:
+        dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
+
+
+@contextmanager
+def ends_at_once() -> Iterator[None]:
+    """One process of several ends with the block, by its exit code, and not by taking Python apart.
+
+    A thread of gloo's may still hold the last tensor then, and would abort the process (pytorch/pytorch#179291).
+    """
+    code: object = 0
+    try:
+        yield
+    except SystemExit as end:
+        if not started_by_torchrun():
+            raise
+        code = end.code
+    if started_by_torchrun():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
+@contextmanager
+def first_of_machine_first(group: Group) -> Iterator[None]:
+    """The block in the first process of each machine, and then in the others: one builds, the others find it built."""
+    if group.store is None:
+        yield
+        return
+    key = f"ready/{group.rank - group.local_rank}"
+    if group.local_rank:
+        group.store.wait([key], BUILDING)
+    try:
+        yield
+    finally:
+        if not group.local_rank:
+            group.store.set(key, "")
+
+
+@contextmanager
+def one_voice(group: Group, to_go_on: str) -> Iterator[None]:
+    """What ends the block in several processes is said once; each ends with its exit code.
+
+    Args:
+        to_go_on: the command that goes on with the run.
+    """
+    try:
+        yield
+    except (UserError, OSError) as error:
+        if group.size == 1:
+            raise
+        text = str(error) if isinstance(error, UserError) else f"{error.strerror}: {error.filename}"
+        _say_once(group, f"gradshare: {' '.join(text.split())}")
+        raise SystemExit(2) from None
+    except Interrupted:
+        if group.first:
+            raise
+        raise SystemExit(STOPPED) from None
+    except (Lost, OutOfStep) as error:
+        kind = type(error).__name__  # each process says it in its own words, and one of them is enough
+        _say_once(group, f"gradshare: {error}; all up to the last checkpoint is kept\nto go on: {to_go_on}", kind)
+        sys.stdout.flush()
+        os._exit(FAILED)  # an ordinary end would wait for what the lost one owes the GPU
+
+
+def command(group: Group) -> str:
+    """How this program was started, for the command that goes on."""
+    if group.size == 1:
+        return "gradshare"
+    nodes = f"--nnodes {group.size // group.local_size} " if group.size > group.local_size else ""
+    return f"torchrun {nodes}--nproc-per-node {group.local_size} -m gradshare"
+
+
+def _say_once(group: Group, text: str, topic: str | None = None) -> None:
+    try:
+        first = group.store is None or group.store.add(f"said/{topic or text}", 1) == 1
+    except RuntimeError:  # the store went down with its process
+        first = True
+    if first:
+        print(text, file=sys.stderr, flush=True)
