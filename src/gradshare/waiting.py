@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from gradshare.interruption import Interrupted
+
 Progress = Callable[[int, int], None]  # done, in all (0: nobody knows)
 
 
@@ -48,3 +50,13 @@ def stoppable(what_is_left: str) -> Iterator[None]:
         raise SystemExit(3) from None
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def says_how_to_go_on(command: str) -> Iterator[None]:
+    """Turns the polite stop of a run into a message with the command that goes on, and exit code 3."""
+    try:
+        yield
+    except Interrupted as stopped:
+        print(f"{stopped}\nto go on: {command}", file=sys.stderr)
+        raise SystemExit(3) from None

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradshare.data.catalogue import BUILTIN, data_folder
+from gradshare.data.importing import how_to_make
 from gradshare.data.store import SPLITS, Image, Index, read_images, read_index
 from gradshare.episodes import Episodes, Shape, choose, episodes_from
 from gradshare.errors import UserError
@@ -117,9 +118,10 @@ def load_dataset(
         folder = data_folder() / str(name_or_folder)
         if not folder.exists():
             if str(name_or_folder) not in BUILTIN:
+                known = how_to_make(str(name_or_folder))
                 raise UserError(
                     f"there is no data set '{name_or_folder}': it is neither a folder, nor in {data_folder()},"
-                    f" nor built in ({', '.join(BUILTIN)})"
+                    f" nor built in ({', '.join(BUILTIN)})" + (f"; to make it: {known}" if known else "")
                 )
             BUILTIN[str(name_or_folder)](folder, progress)
     index = read_index(folder)

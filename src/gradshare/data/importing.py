@@ -55,6 +55,15 @@ def import_dataset(
     return _replacing(target, lambda folder: importer(folder, progress)), target
 
 
+def how_to_make(name: str) -> str:
+    """The commands that make a known data set of that name, `cub` or `cub-resize`; "" if it is not a known one."""
+    kind, _, transform = name.partition("-")
+    if kind not in ("cub", "mini", "omniglot") or transform not in ("", "crop", "resize"):
+        return ""
+    chosen = f" --transform {transform}" if transform else ""
+    return f"gradshare data download {kind}, then gradshare data import {kind} PATH{chosen}"
+
+
 def _importer(
     kind: Kind, paths: Sequence[Path], transform: Transform | None, split_file: Path | None, seed: int
 ) -> Callable[[Path, Progress], Index]:

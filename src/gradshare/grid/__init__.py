@@ -1,0 +1,1 @@
+"""Many runs: the cells of a grid, each an ordinary run folder, trained here or on a Ray cluster."""
