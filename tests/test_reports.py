@@ -27,8 +27,9 @@ from gradshare.reports import (
     table,
     write_report,
 )
-from gradshare.reports.figures import legend_label
-from gradshare.reports.thresholds import choose_thresholds
+from gradshare.reports.against import choose_thresholds
+from gradshare.reports.hover import Drawing
+from gradshare.reports.legends import legend_label
 
 Curve = list[float | None]
 ORIGINAL: Curve = [0.20, 0.30, 0.40, 0.50, 0.60, 0.60]
@@ -63,11 +64,12 @@ def make_run(
     test: dict[str, Any] | None = None,
     **config: Any,
 ) -> Path:
-    """A run folder; every epoch takes 10 s of training."""
+    """A run folder; every epoch takes 10 s of training, and the half-rate control has half the inner rate."""
+    rate = {"inner_lr": 0.2} if arm == "half-rate" else {}
     folder.mkdir(parents=True)
     epochs = epochs or list(range(1, len(accuracies) + 1))
     losses = losses or [1.0] * len(accuracies)
-    (folder / "config.json").write_text(json.dumps({"arm": arm, **SETTINGS, **config}))
+    (folder / "config.json").write_text(json.dumps({"arm": arm, **SETTINGS, **rate, **config}))
     values = {"train_loss": 1.0, "val_interval": interval, "m": gate, "lam": gate}
     lines = [
         {"epoch": epoch, "val_accuracy": accuracy, "val_loss": loss, **values}
@@ -96,7 +98,7 @@ def outcome(best: float, ensemble: float, interval: float = 0.01) -> dict[str, A
 @pytest.fixture
 def trio(tmp_path: Path) -> Path:
     folder = tmp_path / "comparison"
-    make_run(folder / "half-rate", "half-rate", HALF_RATE, inner_lr=0.2)
+    make_run(folder / "half-rate", "half-rate", HALF_RATE)
     make_run(folder / "shared", "shared", SHARED, gate=[0.4, 0.2], test=outcome(0.64, 0.66))
     make_run(folder / "original", "original", ORIGINAL, test=outcome(0.58, 0.59))
     return folder
@@ -104,6 +106,12 @@ def trio(tmp_path: Path) -> Path:
 
 def compared(folder: Path) -> dict[str, Any]:
     return compare_runs(find_runs(folder))
+
+
+def thresholds_of(comparison: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of the only experiment."""
+    (experiment,) = comparison["experiments"]
+    return experiment["thresholds"]
 
 
 def said(folder: Path, arm: str) -> str:
@@ -151,8 +159,8 @@ def test_the_same_arm_twice_is_named_by_its_path_and_compared_with_its_neighbour
     arms = compared(tmp_path)["arms"]
     assert list(arms) == ["seed0/original", "seed1/original", "seed0/shared", "seed1/shared"]
     assert arms["seed1/shared"]["against_original"]["reference"] == "seed1/original"
-    assert arms["seed0/shared"]["against_original"]["area"] == pytest.approx(10)
-    assert arms["seed1/shared"]["against_original"]["area"] == pytest.approx(20)
+    assert arms["seed0/shared"]["against_original"]["mean_difference"] == pytest.approx(10)
+    assert arms["seed1/shared"]["against_original"]["mean_difference"] == pytest.approx(20)
 
 
 def test_an_original_on_other_data_is_not_a_reference(tmp_path: Path) -> None:
@@ -215,7 +223,8 @@ def test_each_arm_by_itself(trio: Path) -> None:
 def test_sharing_against_the_original(trio: Path) -> None:
     versus = compared(trio)["arms"]["shared"]["against_original"]
     assert versus["speed_up"] == pytest.approx((5 - 4) / 4)
-    assert versus["area"] == pytest.approx((2 + 15 + 20 + 15 + 5 + 2) / 6)
+    assert versus["mean_difference"] == pytest.approx((2 + 15 + 20 + 15 + 5 + 2) / 6)
+    assert versus["area"] == pytest.approx(2 + 15 + 20 + 15 + 5 + 2)  # accuracy points x epochs
     assert (versus["final_epoch"], versus["final_difference"]) == (6, pytest.approx(2))
     assert versus["final_bands"] == "overlap"
     assert versus["first_epoch_apart"] == 2
@@ -224,7 +233,7 @@ def test_sharing_against_the_original(trio: Path) -> None:
 
 def test_a_control_against_sharing(trio: Path) -> None:
     half = compared(trio)["arms"]["half-rate"]
-    assert half["against_original"]["area"] == pytest.approx((0 + 8 + 17 + 14 + 6 + 3) / 6)
+    assert half["against_original"]["mean_difference"] == pytest.approx((0 + 8 + 17 + 14 + 6 + 3) / 6)
     assert half["against_original"]["speed_up"] == 0
     assert half["against_shared"]["epochs_apart_worse"] == 1  # epoch 2: 7 points behind, bands of 2 and 2
     assert half["against_shared"]["level_from_epoch"] == 3
@@ -232,7 +241,7 @@ def test_a_control_against_sharing(trio: Path) -> None:
 
 
 def test_thresholds_are_round_and_timed(trio: Path) -> None:
-    thresholds = compared(trio)["thresholds"]
+    thresholds = thresholds_of(compared(trio))
     assert [each["value"] for each in thresholds] == [0.3, 0.4, 0.5, 0.6]
     reached = {each["value"]: each["reached"] for each in thresholds}
     assert reached[0.6]["original"] == {"epoch": 5, "seconds": 50.0}
@@ -244,7 +253,7 @@ def test_thresholds_are_round_and_timed(trio: Path) -> None:
 def test_a_threshold_that_is_never_reached_is_null(tmp_path: Path) -> None:
     make_run(tmp_path / "original", "original", [0.21, 0.24])
     make_run(tmp_path / "shared", "shared", [0.30, 0.36])
-    thresholds = compared(tmp_path)["thresholds"]
+    thresholds = thresholds_of(compared(tmp_path))
     assert [each["value"] for each in thresholds] == [0.25, 0.3, 0.35]
     assert "Of the two, only shared reached 35 %." in said(tmp_path, "shared")
     assert thresholds[-1]["reached"] == {"original": None, "shared": {"epoch": 2, "seconds": 20.0}}
@@ -282,17 +291,17 @@ def test_missing_epochs_leave_the_common_ones(tmp_path: Path) -> None:
     make_run(tmp_path / "shared", "shared", [0.5, 0.6, 0.7], epochs=[2, 3, 4])
     comparison = compared(tmp_path)
     versus = comparison["arms"]["shared"]["against_original"]
-    assert (versus["common_epochs"], versus["final_epoch"], versus["area"]) == (2, 4, pytest.approx(25))
+    assert (versus["common_epochs"], versus["final_epoch"], versus["mean_difference"]) == (2, 4, pytest.approx(25))
     assert comparison["arms"]["original"]["train_seconds"] is None  # epoch 3 was not timed
     assert comparison["arms"]["original"]["seconds_per_epoch"] == 10
-    hits = {each["value"]: each["reached"]["original"] for each in comparison["thresholds"]}
+    hits = {each["value"]: each["reached"]["original"] for each in thresholds_of(comparison)}
     assert hits[0.4] == {"epoch": 4, "seconds": None}
 
 
 def test_no_epoch_in_common(tmp_path: Path) -> None:
     make_run(tmp_path / "original", "original", [0.2], epochs=[1])
     make_run(tmp_path / "shared", "shared", [0.5], epochs=[2])
-    assert compared(tmp_path)["arms"]["shared"]["against_original"]["area"] is None
+    assert compared(tmp_path)["arms"]["shared"]["against_original"]["mean_difference"] is None
     assert "no epoch in common with original" in said(tmp_path, "shared")
     write_report(tmp_path)
 
@@ -327,7 +336,8 @@ def test_nan_values_become_null_and_lose_no_other_number(tmp_path: Path) -> None
     assert "NaN" not in (tmp_path / "summary.json").read_text()
     original, versus = comparison["arms"]["original"], comparison["arms"]["shared"]["against_original"]
     assert (original["best_epoch"], original["epochs_without_value"]) == (3, 1)
-    assert (versus["common_epochs"], versus["area"], versus["epochs_with_bands"]) == (2, pytest.approx(10), 0)
+    assert (versus["common_epochs"], versus["epochs_with_bands"]) == (2, 0)
+    assert versus["mean_difference"] == pytest.approx(10)
     assert comparison["arms"]["shared"]["best_val_interval"] is None
     assert "In 1 epoch it has no finite validation value." in said(tmp_path, "original")
     assert "no intervals were recorded" in said(tmp_path, "shared")
@@ -343,12 +353,12 @@ def test_regression_compares_losses_and_lower_is_better(tmp_path: Path) -> None:
     shared = comparison["arms"]["shared"]
     assert (comparison["measure"], comparison["higher_is_better"]) == ("loss", False)
     assert (shared["best_epoch"], shared["best_val"]) == (2, 1.0)
-    assert shared["against_original"]["area"] == pytest.approx((-1 - 2 - 0.5) / 3)
+    assert shared["against_original"]["mean_difference"] == pytest.approx((-1 - 2 - 0.5) / 3)
     assert shared["against_original"]["epochs_apart_better"] == 3
     assert shared["against_original"]["speed_up"] == pytest.approx((3 - 2) / 2)
-    assert [each["value"] for each in comparison["thresholds"]] == [3.0, 2.0, 1.0]
-    assert comparison["thresholds"][0]["reached"]["original"] == {"epoch": 2, "seconds": 20.0}
-    assert comparison["thresholds"][2]["reached"]["original"] is None
+    assert [each["value"] for each in thresholds_of(comparison)] == [3.0, 2.0, 1.0]
+    assert thresholds_of(comparison)[0]["reached"]["original"] == {"epoch": 2, "seconds": 20.0}
+    assert thresholds_of(comparison)[2]["reached"]["original"] is None
     assert legend_label(read_run(tmp_path / "shared")) == "shared: MinVal 1 Ep 2 Test 1.1±0.1"
     assert said(tmp_path, "shared").startswith("Ahead of original")
     assert "ahead by 0.500 in the loss" in said(tmp_path, "shared")
@@ -444,7 +454,7 @@ def test_a_single_run_is_not_compared(tmp_path: Path) -> None:
 
 def test_the_table_for_people(trio: Path) -> None:
     rows = table(compared(trio))
-    assert [row[0] for row in rows] == ["Arm", "original", "shared", "half-rate"]
+    assert [row[0] for row in rows] == ["Run", "original", "shared", "half-rate"]
     assert rows[1][1:] == ["60.0 ± 2.0 %", "5", "58.0 ± 1.0 %", "59.0 ± 1.0 %", *["\u2013"] * 4, "10.0 s", "1m 00s"]
     assert rows[2][1:9] == [
         "65.0 ± 2.0 %", "4", "64.0 ± 1.0 %", "66.0 ± 1.0 %", "+25 %", "+9.8", "+2.0", "4 / 0, from 2",
@@ -464,7 +474,7 @@ def test_the_markdown_table_is_aligned_and_escaped(tmp_path: Path) -> None:
 def test_the_csv_table_is_for_programs(trio: Path) -> None:
     rows = {row["name"]: row for row in csv.DictReader(io.StringIO(csv_table(compared(trio))))}
     assert float(rows["shared"]["best_val"]) == 0.65
-    assert float(rows["shared"]["area"]) == pytest.approx(59 / 6)
+    assert float(rows["shared"]["mean_difference"]) == pytest.approx(59 / 6)
     assert float(rows["shared"]["test_ensemble"]) == 0.66
     assert rows["original"]["speed_up"] == ""
 
@@ -494,9 +504,17 @@ def test_the_terminal_table_shows_names_as_they_are(tmp_path: Path) -> None:
 # Figures
 
 
+def drawn(drawing: Drawing | None) -> Drawing:
+    assert drawing is not None
+    return drawing
+
+
+def legends(drawing: Drawing | None) -> list[str]:
+    return [text.get_text() for axes in drawn(drawing).figure.axes for text in axes.get_legend().get_texts()]
+
+
 def test_the_legend_is_the_papers(trio: Path) -> None:
-    figure = curves(find_runs(trio))
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    labels = legends(curves(find_runs(trio)))
     assert labels[:2] == [
         "original: MaxVal 60.0% Ep 5 Test 59.0±1.0%",
         "shared: MaxVal 65.0% Ep 4 Test 66.0±1.0%",
@@ -505,9 +523,9 @@ def test_the_legend_is_the_papers(trio: Path) -> None:
 
 
 def test_gates_are_drawn_for_the_arms_that_have_them(trio: Path) -> None:
-    figure = gates(find_runs(trio))
-    assert figure is not None and len(figure.axes) == 2
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["shared"]
+    drawing = gates(find_runs(trio))
+    assert drawing is not None and len(drawing.panels) == 1
+    assert legends(drawing) == ["shared: \u03c3(m)", "shared: \u03c3(\u03bb)"]
     assert gates([read_run(trio / "original")]) is None
 
 
@@ -527,7 +545,8 @@ def test_the_files_of_a_comparison(trio: Path) -> None:
     comparison = write_report(trio, command="gradshare compare glyphs --out 'a & b'")
     written = {path.name for path in trio.iterdir() if path.is_file()}
     images = {"curves.png", "curves.svg", "gates.png", "gates.svg"}
-    assert written == {"summary.json", "report.html", "table.md", "table.csv"} | images
+    tables = {"table.md", "table.tex", "table.csv", "experiments.csv"}
+    assert written == {"summary.json", "report.html"} | tables | images
     assert json.loads((trio / "summary.json").read_text()) == comparison
     assert "gradshare compare glyphs --out &#x27;a &amp; b&#x27;" in (trio / "report.html").read_text()
 
@@ -617,7 +636,7 @@ def test_odd_names_are_drawn_without_complaint(tmp_path: Path, name: str) -> Non
     make_run(tmp_path / "other", name, [0.5, 0.6], gate=[0.5])
     comparison = write_report(tmp_path)
     assert name in comparison["arms"]
-    assert len(curves(find_runs(tmp_path)).legends[0].get_texts()) == 2
+    assert len(legends(curves(find_runs(tmp_path)))) == 2
 
 
 def test_reports_import_no_torch() -> None:

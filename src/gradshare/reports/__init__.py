@@ -1,13 +1,14 @@
 """Tables, figures and one self-contained page from run folders. Reads files only: no torch, no network."""
 
-from gradshare.reports.arms import ARMS
 from gradshare.reports.compare import compare_runs
 from gradshare.reports.figures import curves, gates
 from gradshare.reports.findings import Finding, findings
+from gradshare.reports.formats import csv_table, markdown_table
 from gradshare.reports.page import report_page
+from gradshare.reports.run_tables import table
 from gradshare.reports.runs import Run, find_runs, read_run
-from gradshare.reports.tables import csv_table, markdown_table, table
 from gradshare.reports.terminal import rich_table, rich_thresholds
+from gradshare.reports.wording import ARMS
 from gradshare.reports.write import write_report
 
 __all__ = [

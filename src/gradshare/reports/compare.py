@@ -1,4 +1,4 @@
-"""Run values -> one JSON-serialisable comparison: everything the table, the findings and the page say."""
+"""Run values -> one JSON-serialisable comparison: everything the tables, the findings and the page say."""
 
 from __future__ import annotations
 
@@ -7,48 +7,142 @@ from typing import Any
 import numpy as np
 
 from gradshare.errors import UserError
-from gradshare.reports.against import against, best_index, direction, gains, plain
+from gradshare.reports.against import (
+    against,
+    best_index,
+    choose_thresholds,
+    direction,
+    gains,
+    plain,
+    reached,
+    seconds_until,
+    spread,
+)
+from gradshare.reports.experiments import Experiment, Repeats, group
+from gradshare.reports.paper import departures, paper_cell
 from gradshare.reports.runs import Floats, Run, TestResult, common_measure
-from gradshare.reports.thresholds import choose_thresholds, reached, seconds_until
 
 Comparison = dict[str, Any]
 
 NOTE = (
-    "Every interval is a 95 % interval over tasks, for one training run of each arm. It does not cover how much"
-    " another training run, with another seed, would differ; and overlapping bands do not show that two arms are equal."
+    "The interval of a run is a 95 % interval over tasks: it does not cover how much another training run, with"
+    " another seed, would differ; and overlapping bands do not show that two arms are equal."
 )
-SAME_SETTING = ("method", "dataset", "ways", "shots")
+SEEDS_NOTE = (
+    " Where several seeds were trained, ± beside their mean is a 95 % interval over seeds (Student's t), wide for few."
+)
 
 
 def compare_runs(runs: list[Run]) -> Comparison:
-    """Compare every arm with the original, and every control with sharing too.
+    """Group the runs into experiments; compare every arm with its original, and every control with sharing too.
 
-    Accuracies and losses are as in the metrics (accuracies from 0 to 1); `area` and `final_difference` are arm minus
-    reference, in accuracy points (or in units of the loss); `speed_up` is a fraction.
+    Accuracies and losses are as in the metrics (accuracies from 0 to 1). `mean_difference` and `final_difference` are
+    arm minus reference, in accuracy points (or in units of the loss), `area` is their sum over the common epochs;
+    `speed_up` is a fraction.
     """
     measure = common_measure(runs)
     if len({run.name for run in runs}) < len(runs):
         raise UserError(f"two runs have the same name: {', '.join(run.name for run in runs)}")
+    experiments = group(runs)
+    arms = {run.name: _run(run, one, place) for place, one in enumerate(experiments) for run in one.runs}
     return {
-        "version": 1,
+        "version": 2,
         "measure": measure,
         "higher_is_better": direction(measure) > 0,
         "difference_unit": "accuracy points" if measure == "accuracy" else "loss",
-        "note": NOTE,
-        "arms": {run.name: _arm(run, runs) for run in runs},
-        "thresholds": [
-            {"value": value, "reached": {run.name: reached(run, value) for run in runs}}
-            for value in choose_thresholds(runs)
-        ],
+        "note": NOTE + (SEEDS_NOTE if any(len(arm.runs) > 1 for one in experiments for arm in one.repeats) else ""),
+        "arms": {run.name: arms[run.name] for run in runs},
+        "experiments": [_experiment(one, arms) for one in experiments],
     }
 
 
-def _arm(run: Run, runs: list[Run]) -> dict[str, Any]:
+def _experiment(one: Experiment, arms: dict[str, Any]) -> dict[str, Any]:
+    thresholds = [
+        {"value": value, "reached": {run.name: reached(run, value) for run in one.runs}}
+        for value in choose_thresholds(one.runs)
+    ]
+    papers = next((run for run in one.runs if run.arm in ("original", "shared")), one.runs[0])
+    return {
+        "title": one.setting.title,
+        "row": one.setting.row,
+        "setting": one.setting._asdict(),
+        "thresholds": thresholds,
+        "paper": paper_cell(papers.config),
+        "departures": departures(papers.config),
+        "repeats": [_repeats(repeats, arms, thresholds) for repeats in one.repeats],
+    }
+
+
+def _repeats(repeats: Repeats, arms: dict[str, Any], thresholds: list[dict[str, Any]]) -> dict[str, Any]:
+    """An arm over its seeds: those that are done, and against originals that trained as long, where there are any.
+
+    A speed-up is only told between runs that trained equally long.
+    """
+    names = [run.name for run in repeats.done]
+    told = [arms[name] for name in names]
+    versus = [arm["against_original"] or {} for arm in told]
+    equal = [one for one in versus if one.get("equally_long")]
+    compared = ("mean_difference", "area", "final_difference")
+    return {
+        "name": repeats.name,
+        "arm": repeats.arm,
+        "runs": [run.name for run in repeats.runs],
+        "counted": names,
+        "done": sum(run.state == "done" for run in repeats.runs),
+        "best_val": spread([arm["best_val"] for arm in told]),
+        "best_epoch": spread([arm["best_epoch"] for arm in told]),
+        "test": _tested(told),
+        "speed_up": spread([each["speed_up"] for each in equal]),
+        **{key: spread([each.get(key) for each in equal or versus]) for key in compared},
+        "reached": [_reached(threshold["reached"], names, arms) for threshold in thresholds],
+    }
+
+
+def _reached(hits: dict[str, Any], names: list[str], arms: dict[str, Any]) -> dict[str, Any]:
+    """When a value was reached, over seeds, and how much sooner than by each run's original: (theirs - own) / own."""
+    versus = {name: arms[name]["against_original"] for name in names}
+    others = {name: hits[one["reference"]] for name, one in versus.items() if one}
+    both = [(hits[name], others[name]) for name in names if hits[name] and others.get(name)]
+    sooner = {
+        key: spread([(other[key] - own[key]) / own[key] for own, other in both if own[key] and other[key]])
+        for key in ("epoch", "seconds")
+    }
+    own = {key: spread([hits[name] and hits[name][key] for name in names]) for key in ("epoch", "seconds")}
+    return {**own, "speed_up": sooner["epoch"], "speed_up_seconds": sooner["seconds"]}
+
+
+def _tested(arms: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The test of one run with its interval over tasks, or the mean of several with theirs over seeds."""
+    results = [result_of(arm) for arm in arms]
+    values = spread([result.get("value") for result in results])
+    if values is None:
+        return None
+    over_tasks = next(result["interval"] for result in results if result.get("value") is not None)
+    one = values["seeds"] == 1
+    return {
+        "value": values["mean"],
+        "interval": over_tasks if one else values["interval"],
+        "over": "tasks" if one else "seeds",
+        "seeds": values["seeds"],
+    }
+
+
+def result_of(arm: dict[str, Any]) -> dict[str, Any]:
+    """The test of a run: of the ensemble where there is one, else of the best epoch; {} if it was not tested."""
+    test = arm["test"] or {}
+    return test.get("ensemble") or test.get("best") or {}
+
+
+def _run(run: Run, experiment: Experiment, place: int) -> dict[str, Any]:
     at, planned = best_index(run), run.config.get("epochs")
     last = int(run.epochs[-1]) if len(run.epochs) else None
     return {
         "arm": run.arm,
+        "experiment": place,
+        "seed": run.config.get("seed"),
         "finished": run.finished,
+        "state": run.state,
+        "reason": run.reason,
         "epochs": len(run.epochs),
         "epochs_without_value": int((~np.isfinite(run.val)).sum()),
         "planned_epochs": planned if isinstance(planned, int) else None,
@@ -62,30 +156,18 @@ def _arm(run: Run, runs: list[Run]) -> dict[str, Any]:
         "seconds_per_epoch": plain(run.train_seconds.mean()) if len(run.train_seconds) else None,
         "final_mean_m": _final_mean(run.m),
         "final_mean_lam": _final_mean(run.lam),
-        **_references(run, runs),
+        **_references(run, experiment),
     }
 
 
-def _references(run: Run, runs: list[Run]) -> dict[str, Any]:
-    original = _partner(run, runs, "original") if run.arm != "original" else None
-    sharing = _partner(run, runs, "shared") if run.arm not in ("original", "shared") else None
+def _references(run: Run, experiment: Experiment) -> dict[str, Any]:
+    original = experiment.partner(run, "original") if run.arm != "original" else None
+    sharing = experiment.partner(run, "shared") if run.arm not in ("original", "shared") else None
     return {
         "against_original": against(run, original) if original else None,
         "against_shared": against(run, sharing) if sharing else None,
         "gains": gains(run, sharing, original) if original and sharing else None,
     }
-
-
-def _partner(run: Run, runs: list[Run], arm: str) -> Run | None:
-    """The run of that arm to compare with: the one in the same folder, or the only one in the same setting."""
-    same = [other for other in runs if other.arm == arm and _setting(other) == _setting(run)]
-    beside = [other for other in same if other.folder.parent == run.folder.parent]
-    candidates = beside or same
-    return candidates[0] if len(candidates) == 1 else None
-
-
-def _setting(run: Run) -> list[Any]:
-    return [run.config.get(key) for key in SAME_SETTING]
 
 
 def _chance(run: Run) -> float | None:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import io
 import math
 import warnings
+from functools import reduce
 from typing import Any, Literal, NamedTuple
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from gradshare.reports.against import best_index
-from gradshare.reports.runs import Floats, Run, TestResult, common_measure
+from gradshare.reports.experiments import Experiment, Repeats, Setting, group, value_text
+from gradshare.reports.hover import Curve, Drawing, Panel, curve
+from gradshare.reports.legends import legend_label, seeds_label, shortened, visible
+from gradshare.reports.runs import Floats, Ints, Run, common_measure
 from gradshare.reports.wording import GATE_LAM, GATE_M, MINUS
 
 INK, GRID, PAPER = "#1b1f24", "#d9dde2", "#ffffff"
@@ -33,8 +38,9 @@ STROKES = {
     "batch-only": Stroke("#cc79a7", (0, (1.2, 1.4))),
     "memory-only": Stroke("#e69f00", (0, (7, 2, 1, 2, 1, 2))),
 }
+ALONE, AMONG = (9.6, 4.1), (4.4, 2.5)  # inches: width of a panel with its margins, height of its axes
+LEFT, RIGHT, ABOVE, BELOW, LEGEND_LINE = 0.75, 0.15, 0.36, 0.66, 0.19
 OTHER = Stroke("#56b4e9", (0, (3, 1.5)))
-LONGEST_NAME = 32
 
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
@@ -67,42 +73,112 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def curves(runs: list[Run]) -> Figure:
-    """Validation accuracy (or loss) against epochs, with 95 % bands over tasks; a dot marks the best epoch."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8.4, 4.4 + 0.11 * len(runs)), layout="constrained")
-        axes = figure.add_subplot()
-        for run in runs:
-            _draw_curve(axes, run)
-        _label_epochs(axes, f"validation {common_measure(runs)}")
-        if common_measure(runs) == "accuracy":
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))
-        figure.legend(loc="outside lower left", ncols=2 if len(runs) > 3 else 1, handlelength=3)
-        return figure
+def curves(runs: list[Run]) -> Drawing | None:
+    """Validation accuracy (or loss) against epochs, a panel an experiment, with 95 % bands over tasks.
 
+    An experiment without a value has no panel; None where none has any.
 
-def gates(runs: list[Run]) -> Figure | None:
-    """The means of sig(m) and sig(lam) over inner steps, and each step as a faint line; None if no run has any."""
-    panels = {
-        f"{GATE_M}: weight of the new batch": "m",
-        f"{GATE_LAM}: weight taken from the task's own gradient": "lam",
-    }
-    present = {title: key for title, key in panels.items() if any(_gate(run, key) is not None for run in runs)}
-    if not present:
+    A dot marks the best epoch. Of several seeds each is a thin line, and their mean a thick one.
+    """
+    begun = [one for one in group(runs) if any(best_index(run) is not None for run in one.runs)]
+    experiments, accuracy = _as_in_the_paper(begun), common_measure(runs) == "accuracy"
+    if not experiments:
         return None
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8.4, 3.4 + 0.05 * len(runs)), layout="constrained")
-        for position, (title, key) in enumerate(present.items(), start=1):
-            axes = figure.add_subplot(1, len(present), position)
+        figure, places = _panels(experiments, lines=1)
+        drawn = []
+        for one, axes in zip(experiments, places, strict=True):
+            found = [line for repeats in one.repeats for line in _draw_repeats(axes, repeats)]
+            _label_epochs(axes, f"validation {common_measure(runs)}")
+            if accuracy:
+                axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))
+            _legend(axes, len(experiments) == 1)
+            drawn.append(Panel(axes, 1 if accuracy else None, found))
+        return Drawing(figure, drawn)
+
+
+def gates(runs: list[Run]) -> Drawing | None:
+    """The means of sig(m) and sig(lam) over inner steps, a panel an experiment; None if no run has any.
+
+    Of a single run each inner step is a faint line too.
+    """
+    gated = _as_in_the_paper(group([run for run in runs if run.m is not None or run.lam is not None]))
+    if not gated:
+        return None
+    with matplotlib.rc_context(STYLE):
+        figure, places = _panels(gated, lines=2)
+        drawn = []
+        for one, axes in zip(gated, places, strict=True):
             axes.axhline(0.5, color=INK, linewidth=0.8, linestyle=(0, (1, 3)))
-            for run in runs:
-                _draw_gate(axes, run, _gate(run, key))
-            axes.set_title(title, fontsize=10, loc="left")
-            _label_epochs(axes, "")
+            alone = len(one.runs) == 1
+            found = [line for repeats in one.repeats for line in _draw_gates(axes, repeats, alone)]
+            _label_epochs(axes, f"mean {GATE_M}, {GATE_LAM}")
             _widen(axes)
-        handles = {str(line.get_label()): line for axes in figure.axes for line in _labelled(axes)}
-        figure.legend(handles.values(), handles.keys(), loc="outside lower left", ncols=5, handlelength=3)
-        return figure
+            _legend(axes, len(gated) == 1)
+            drawn.append(Panel(axes, 3, found))
+        return Drawing(figure, drawn)
+
+
+def _as_in_the_paper(experiments: list[Experiment]) -> list[Experiment]:
+    """Row after row: a row for each shots and tasks, in it the methods."""
+    return sorted(experiments, key=lambda one: _row(one.setting))
+
+
+def _row(one: Setting) -> list[float]:
+    return [_number(one.ways), _number(one.shots), -_number(one.tasks)]
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _columns(experiments: list[Experiment]) -> int:
+    """A column a method where that leaves no gaps."""
+    number = len(experiments)
+    methods = len({value_text(one.setting.method) for one in experiments})
+    rows = len({value_text([one.setting.shape, one.setting.tasks]) for one in experiments})
+    if 1 < methods <= 3 and number == methods * rows:
+        return methods
+    return min(number, 2 if number in (2, 4) else 3)
+
+
+def _panels(experiments: list[Experiment], lines: int) -> tuple[Figure, list[Axes]]:
+    """A figure with a panel an experiment, laid out in inches; below each, room for so many lines of legend an arm."""
+    columns, alone = _columns(experiments), len(experiments) == 1
+    wide, high = ALONE if alone else AMONG
+    rows = [experiments[start : start + columns] for start in range(0, len(experiments), columns)]
+    legends = [lines * max(len(one.repeats) for one in row) for row in rows]
+    rooms = [BELOW + LEGEND_LINE * (math.ceil(number / 2) if alone and number > 3 else number) for number in legends]
+    width, height = columns * wide, sum(ABOVE + high + room for room in rooms)
+    figure, top, places = Figure(figsize=(width, height)), height, []
+    for row, room in zip(rows, rooms, strict=True):
+        for column, one in enumerate(row):
+            left, bottom = column * wide + LEFT, top - ABOVE - high
+            box = (left / width, bottom / height, (wide - LEFT - RIGHT) / width, high / height)
+            places.append(figure.add_axes(box))
+            if not alone:
+                title = visible(f"{one.setting.row}, {one.setting.shape}")
+                places[-1].set_title(title, fontsize=10, loc="left")
+        top -= ABOVE + high + room
+    return figure, places
+
+
+def _legend(axes: Axes, alone: bool) -> None:
+    """Below its panel, as the paper's say it: MaxVal, Ep, Test."""
+    lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
+    wide, high = ALONE if alone else AMONG
+    axes.legend(
+        lines,
+        [str(line.get_label()) for line in lines],
+        loc="upper left",
+        bbox_to_anchor=(-(LEFT - 0.1) / (wide - LEFT - RIGHT), -(BELOW - 0.1) / high),
+        borderaxespad=0,
+        borderpad=0,
+        labelspacing=0.3,
+        ncols=2 if alone and len(lines) > 3 else 1,
+        handlelength=2.2,
+        fontsize=9 if alone else 8,
+    )
 
 
 def image(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
@@ -115,56 +191,63 @@ def image(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
     return target.getvalue()
 
 
-def legend_label(run: Run) -> str:
-    """As in the paper's legends: shared: MaxVal 67.1% Ep 8 Test 66.2±1.1%."""
-    best, name = best_index(run), _shortened(run.name) + ("" if run.finished else " (unfinished)")
-    if best is None:
-        return f"{name}: no value yet"
-    extreme = "MaxVal" if run.measure == "accuracy" else "MinVal"
-    return f"{name}: {extreme} {_short(run, run.val[best])} Ep {run.epochs[best]}{_test_label(run)}"
+def _draw_repeats(axes: Axes, repeats: Repeats) -> list[Curve]:
+    """One run: its band, its line and its best epoch. Several: thin lines, and the mean where all have a value."""
+    runs, stroke = repeats.runs, STROKES.get(repeats.arm, OTHER)
+    alone = len(runs) == 1
+    for run in runs:
+        low, high = run.val - run.interval, run.val + run.interval
+        axes.fill_between(run.epochs, low, high, color=stroke.color, alpha=0.13 / len(runs), linewidth=0)
+        width: dict[str, Any] = {} if alone else {"linewidth": 0.7, "alpha": 0.55}
+        label = visible(legend_label(run)) if alone else "_"
+        axes.plot(run.epochs, run.val, color=stroke.color, linestyle=stroke.dashes, label=label, **width)
+        best = best_index(run)
+        if best is not None:
+            dot = (
+                {"markersize": 6.0, "markeredgecolor": PAPER} if alone else {"markersize": 3.5, "markeredgewidth": 0.0}
+            )
+            axes.plot(run.epochs[best], run.val[best], marker="o", color=stroke.color, **dot)
+    found = [
+        curve(repeats.name if alone else _seed(repeats, run), stroke.color, run.epochs, run.val, run.interval)
+        for run in runs
+    ]
+    if alone:
+        return found
+    epochs, mean = _mean([(run.epochs, run.val) for run in repeats.done])
+    axes.plot(epochs, mean, color=stroke.color, linestyle=stroke.dashes, label=visible(seeds_label(repeats)))
+    return [curve(f"{repeats.name}, mean", stroke.color, epochs, mean, mean * math.nan), *found]
 
 
-def _test_label(run: Run) -> str:
-    result: TestResult | None = run.test_ensemble or run.test_best
-    value = math.nan if result is None else result.accuracy if run.measure == "accuracy" else result.loss
-    if result is None or not math.isfinite(value):
-        return ""
-    if not math.isfinite(result.interval):
-        return f" Test {_short(run, value)}"
-    if run.measure == "loss":
-        return f" Test {value:.3g}±{result.interval:.2g}"
-    return f" Test {100 * value:.1f}±{100 * result.interval:.1f}%"
+def _seed(repeats: Repeats, run: Run) -> str:
+    """A run among its repeats: shared, seed 0."""
+    seed = run.config.get("seed")
+    return run.name if seed is None else f"{repeats.name}, seed {value_text(seed)}"
 
 
-def _short(run: Run, value: float) -> str:
-    return f"{100 * value:.1f}%" if run.measure == "accuracy" else f"{value:.3g}"
+def _draw_gates(axes: Axes, repeats: Repeats, alone: bool) -> list[Curve]:
+    """The mean over inner steps (and over seeds): sig(m) in a full line, sig(lam) in a broken one."""
+    stroke, found = STROKES.get(repeats.arm, OTHER), []
+    for symbol, dashes, key in ((GATE_M, "-", "m"), (GATE_LAM, (0, (4, 2)), "lam")):
+        known = [(run.epochs, steps) for run in repeats.done if (steps := _gate(run, key)) is not None]
+        if not known:
+            continue
+        epochs, mean = _mean([(epochs, steps.mean(axis=1)) for epochs, steps in known])
+        marker = "o" if len(epochs) == 1 else ""
+        if alone:
+            axes.plot(epochs, known[0][1], color=stroke.color, alpha=0.3, linewidth=0.7, linestyle=dashes, label="_")
+        label = f"{shortened(repeats.name)}: {symbol}"
+        axes.plot(epochs, mean, color=stroke.color, linestyle=dashes, marker=marker, label=visible(label))
+        found.append(curve(f"{repeats.name} {symbol}", stroke.color, epochs, mean, mean * math.nan))
+    return found
 
 
-def _draw_curve(axes: Axes, run: Run) -> None:
-    stroke = STROKES.get(run.arm, OTHER)
-    low, high = run.val - run.interval, run.val + run.interval
-    axes.fill_between(run.epochs, low, high, color=stroke.color, alpha=0.13, linewidth=0)
-    axes.plot(run.epochs, run.val, color=stroke.color, linestyle=stroke.dashes, label=_visible(legend_label(run)))
-    best = best_index(run)
-    if best is not None:
-        axes.plot(run.epochs[best], run.val[best], marker="o", markersize=6, color=stroke.color, markeredgecolor=PAPER)
-
-
-def _draw_gate(axes: Axes, run: Run, steps: Floats | None) -> None:
-    if steps is None:
-        return
-    stroke = STROKES.get(run.arm, OTHER)
-    marker = "o" if len(run.epochs) == 1 else ""
-    axes.plot(run.epochs, steps, color=stroke.color, alpha=0.3, linewidth=0.8, marker=marker, markersize=3)
-    mean = steps.mean(axis=1)
-    axes.plot(
-        run.epochs,
-        mean,
-        color=stroke.color,
-        linestyle=stroke.dashes,
-        marker=marker,
-        label=_visible(_shortened(run.name)),
-    )
+def _mean(lines: list[tuple[Ints, Floats]]) -> tuple[Ints, Floats]:
+    """The mean of several lines at the epochs that all of them have."""
+    if all(len(epochs) == 0 for epochs, _ in lines):
+        return lines[0]
+    begun = [line for line in lines if len(line[0])]
+    epochs = reduce(np.intersect1d, [one for one, _ in begun])
+    return epochs, np.mean([values[np.searchsorted(one, epochs)] for one, values in begun], axis=0)
 
 
 def _label_epochs(axes: Axes, label: str) -> None:
@@ -184,17 +267,3 @@ def _widen(axes: Axes, least: float = 0.1) -> None:
 
 def _gate(run: Run, key: str) -> Floats | None:
     return run.m if key == "m" else run.lam
-
-
-def _labelled(axes: Axes) -> list[matplotlib.lines.Line2D]:
-    return [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
-
-
-def _visible(label: str) -> str:
-    """A label for a legend: matplotlib leaves out those that begin with an underscore, and SVG allows no controls."""
-    text = "".join(character if character.isprintable() else " " for character in label)
-    return f" {text}" if text.startswith("_") else text
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME // 2]}…{name[-LONGEST_NAME // 2 :]}"

@@ -6,18 +6,44 @@ from typing import Any, NamedTuple
 
 from gradshare.reports.accounting import account_for_gain
 from gradshare.reports.compare import Comparison
-from gradshare.reports.runs import Measure
-from gradshare.reports.wording import GATE_LAM, GATE_M, count, gap, level, percent, round_level, seconds, signed
+from gradshare.reports.over_seeds import seeds_finding
+from gradshare.reports.wording import (
+    GATE_LAM,
+    GATE_M,
+    Measure,
+    count,
+    gap,
+    level,
+    percent,
+    round_level,
+    seconds,
+    signed,
+    verdict,
+)
+
+VERDICTS = {"ahead": "Ahead of", "behind": "Behind", "level": "Neither ahead of nor behind"}
+STATES = {"running": "still running", "unfinished": "unfinished", "failed": "unfinished", "diverged": "unfinished"}
 
 
 class Finding(NamedTuple):
     about: str
     text: str
+    experiment: int = 0
 
 
 def findings(comparison: Comparison) -> list[Finding]:
-    """A finding an arm: on its own, or against the original, and for a control against sharing too."""
-    return [Finding(name, _finding(name, comparison)) for name in comparison["arms"]]
+    """A finding an arm: on its own, or against the original, and for a control against sharing too.
+
+    An arm that was trained with several seeds has one finding for all of them.
+    """
+    found = []
+    for place, experiment in enumerate(comparison["experiments"]):
+        for repeats in experiment["repeats"]:
+            several = len(repeats["runs"]) > 1
+            name = repeats["runs"][0]
+            told = seeds_finding(repeats, experiment, comparison) if several else _finding(name, comparison)
+            found.append(Finding(repeats["name"] if several else name, told, place))
+    return found
 
 
 def _finding(name: str, comparison: Comparison) -> str:
@@ -62,9 +88,11 @@ def _in_full(name: str, comparison: Comparison) -> str:
 
 def _state(arm: dict[str, Any]) -> str:
     planned = f" of {arm['planned_epochs']}" if arm["planned_epochs"] else ""
-    unfinished = "" if arm["finished"] else f"This run is unfinished: {arm['epochs']}{planned} epochs so far."
+    kind = STATES.get(arm["state"], "not begun")
+    unfinished = "" if arm["finished"] else f"This run is {kind}: {arm['epochs']}{planned} epochs so far."
+    failed = f"It failed: {arm['reason'].rstrip('.')}." if arm["reason"] and not arm["finished"] else ""
     lost = arm["epochs_without_value"]
-    return _join(unfinished, f"In {count(lost, 'epoch')} it has no finite validation value." if lost else "")
+    return _join(unfinished, failed, f"In {count(lost, 'epoch')} it has no finite validation value." if lost else "")
 
 
 def _best(arm: dict[str, Any], measure: Measure) -> str:
@@ -86,7 +114,7 @@ def _near_chance(arm: dict[str, Any]) -> str:
 
 def _curves(versus: dict[str, Any], measure: Measure) -> str:
     better, worse, original = versus["epochs_apart_better"], versus["epochs_apart_worse"], versus["reference"]
-    mean = f"{signed(versus['area'], measure)} {'points' if measure == 'accuracy' else 'in the loss'}"
+    mean = f"{signed(versus['mean_difference'], measure)} {'points' if measure == 'accuracy' else 'in the loss'}"
     average = f"over the {count(versus['common_epochs'], 'common epoch')} the mean difference is {mean}"
     if not versus["epochs_with_bands"]:
         return f"Against {original}, {average}; no intervals were recorded."
@@ -97,17 +125,7 @@ def _curves(versus: dict[str, Any], measure: Measure) -> str:
         f"on the worse side in {count(worse, 'epoch')}" * bool(worse),
     ]
     apart = " and ".join(part for part in parts if part)
-    return f"{_verdict(versus, measure)} {original}: {average}, and its 95 % band lies entirely {apart}."
-
-
-def _verdict(versus: dict[str, Any], measure: Measure) -> str:
-    better, worse = versus["epochs_apart_better"], versus["epochs_apart_worse"]
-    lead = versus["area"] if measure == "accuracy" else -versus["area"]
-    if better and not worse and lead > 0:
-        return "Ahead of"
-    if worse and not better and lead < 0:
-        return "Behind"
-    return "Neither ahead of nor behind"
+    return f"{VERDICTS[verdict(versus, measure)]} {original}: {average}, and its 95 % band lies entirely {apart}."
 
 
 def _bands(versus: dict[str, Any]) -> str:
@@ -153,7 +171,8 @@ def _doubt(arm: dict[str, Any], reference: dict[str, Any], measure: Measure) -> 
 
 def _thresholds(name: str, reference: str, comparison: Comparison) -> str:
     """The hardest value that both reached, and whether one of them went further."""
-    measure, hits = comparison["measure"], comparison["thresholds"]
+    measure = comparison["measure"]
+    hits = comparison["experiments"][comparison["arms"][name]["experiment"]]["thresholds"]
     both = [hit for hit in hits if hit["reached"][name] and hit["reached"][reference]]
     further = [hit for hit in hits if bool(hit["reached"][name]) != bool(hit["reached"][reference])]
     told = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradshare.errors import UserError
-from gradshare.reports.arms import arm_rank
+from gradshare.grid.cells import NOTES, Cell, planned
+from gradshare.locks import holder
 from gradshare.reports.records import Json, Record, read_lines, read_object
+from gradshare.reports.wording import Measure, arm_rank
 
-Measure = Literal["accuracy", "loss"]
+State = Literal["done", "running", "unfinished", "waiting", "failed", "diverged"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -49,6 +51,9 @@ class Run:
     timed_epochs: Ints  # [S]
     train_seconds: Floats  # [S]
     finished: bool
+    state: State
+    reason: str
+    """Why it failed, in a line; "" if it did not."""
     test_tasks: int | None
     test_best: TestResult | None
     test_ensemble: TestResult | None
@@ -67,6 +72,8 @@ def read_run(folder: Path) -> Run:
     test = summary.inner("test") if summary else None
     arm = str(config.get("arm") or folder.resolve().name)
     measure = _measure(metrics)
+    val = _floats([_value(record, measure) for record in metrics])
+    reason = _failure(folder)
     return Run(
         name=arm,
         arm=arm,
@@ -74,13 +81,15 @@ def read_run(folder: Path) -> Run:
         config=config,
         epochs=np.array([record.count("epoch") for record in metrics], dtype=np.int64),
         measure=measure,
-        val=_floats([_value(record, measure) for record in metrics]),
+        val=val,
         interval=_floats([record.number("val_interval") for record in metrics]),
         m=_steps(metrics, "m"),
         lam=_steps(metrics, "lam"),
         timed_epochs=np.array([record.count("epoch") for record in timings], dtype=np.int64),
         train_seconds=_floats([record.number("train_seconds") for record in timings]),
         finished=(folder / "DONE").exists(),
+        state=_state(folder, val, reason),
+        reason=reason,
         test_tasks=test.count("tasks") if test and "tasks" in test.values else None,
         test_best=_test_result(test.inner("best")) if test else None,
         test_ensemble=_test_result(test.inner("ensemble")) if test else None,
@@ -96,6 +105,7 @@ def find_runs(folder: Path) -> list[Run]:
     if is_run(folder):
         return [read_run(folder)]
     runs = [read_run(path) for path in _run_folders_below(folder)]
+    runs += [_not_begun(cell, runs[0].config if runs else {}) for cell in _planned(folder)]
     if not runs:
         raise UserError(f"no run in {folder}: neither it nor the two levels of folders below hold a config.json")
     copies = Counter(run.arm for run in runs)
@@ -128,6 +138,62 @@ def _run_folders_below(folder: Path, levels: int = 2) -> list[Path]:
         elif levels > 1:
             found += _run_folders_below(child, levels - 1)
     return found
+
+
+def _planned(folder: Path) -> list[Cell]:
+    """The cells of a grid that have no run folder yet."""
+    if not any((folder / NOTES).glob("*/*.plan.json")):
+        return []
+    return [cell for cell in planned(folder) if not is_run(cell.folder)]
+
+
+def _not_begun(cell: Cell, begun: Json) -> Run:
+    """A planned cell as a run without epochs; what it leaves to the machine is as in a run that has begun."""
+    options = asdict(cell.config)
+    settled = {key: begun[key] for key, value in options.items() if value == "auto" and key in begun}
+    nothing, none, reason = _floats([]), np.array([], dtype=np.int64), _failure(cell.folder)
+    return Run(
+        name=cell.config.arm,
+        arm=cell.config.arm,
+        folder=cell.folder,
+        config={**options, **settled},
+        epochs=none,
+        measure="accuracy",
+        val=nothing,
+        interval=nothing,
+        m=None,
+        lam=None,
+        timed_epochs=none,
+        train_seconds=nothing,
+        finished=False,
+        state=_state(cell.folder, nothing, reason),
+        reason=reason,
+        test_tasks=None,
+        test_best=None,
+        test_ensemble=None,
+        summary=None,
+    )
+
+
+def _failure(folder: Path) -> str:
+    """The first line of what the worker of a grid's cell left when it failed."""
+    note = folder.parent.parent / NOTES / folder.parent.name / f"{folder.name}.failure.txt"
+    try:
+        return note.read_text(encoding="utf-8", errors="replace").partition("\n")[0] or "no reason was noted"
+    except OSError:
+        return ""
+
+
+def _state(folder: Path, val: Floats, reason: str) -> State:
+    if (len(val) and not np.isfinite(val[-1])) or "the loss became" in reason:  # training's words
+        return "diverged"
+    if (folder / "DONE").exists():
+        return "done"
+    if reason:
+        return "failed"
+    if holder(folder) is not None:
+        return "running"
+    return "unfinished" if is_run(folder) else "waiting"
 
 
 def _path_name(run: Run, folder: Path) -> str:

@@ -1,11 +1,45 @@
-"""Numbers as people read them: 67.1 ± 1.1 %, +5.2 points, 1m 03s. An absent number is a dash."""
+"""Numbers as people read them (67.1 ± 1.1 %, +5.2 points, 1m 03s), and what methods and arms are called."""
 
 from __future__ import annotations
 
-from gradshare.reports.runs import Measure
+from typing import Any, Literal, NamedTuple
+
+Measure = Literal["accuracy", "loss"]
 
 ABSENT, MINUS = "\u2013", "\u2212"
 GATE_M, GATE_LAM = "\u03c3(m)", "\u03c3(\u03bb)"  # sigma(m), sigma(lambda), as in the paper
+METHODS = {
+    "maml": "MAML",
+    "metasgd": "Meta-SGD",
+    "meta_sgd": "Meta-SGD",
+    "mamlpp": "MAML++",
+    "maml_plus_plus": "MAML++",
+    "fomaml": "first-order MAML",
+    "first_order_maml": "first-order MAML",
+    "anil": "ANIL",
+}
+
+
+class Arm(NamedTuple):
+    meaning: str
+    """What the arm is, after "it is"."""
+    source: str = ""
+    """For a control: the part of the method that it keeps, after "the gain is there with"."""
+
+
+ARMS = {
+    "original": Arm("the method without sharing"),
+    "shared": Arm("the method with gradient sharing"),
+    "half-rate": Arm("the original at half the inner rate", "the smaller step"),
+    "gate-only": Arm("the original with a learned factor on each inner step, nothing shared", "a learned step size"),
+    "batch-only": Arm("sharing between concurrent tasks, without memory", "the concurrent tasks"),
+    "memory-only": Arm("sharing through the memory of earlier tasks alone", "the memory of earlier tasks"),
+}
+
+
+def arm_rank(arm: str) -> int:
+    """The original first, then sharing, then the controls, then arms unknown to us."""
+    return list(ARMS).index(arm) if arm in ARMS else len(ARMS)
 
 
 def level(value: float | None, measure: Measure, interval: float | None = None) -> str:
@@ -63,3 +97,46 @@ def count(number: int, noun: str) -> str:
 def listed(words: list[str], last: str = "and") -> str:
     """a, b and c."""
     return f" {last} ".join(part for part in (", ".join(words[:-1]), words[-1]) if part) if words else ""
+
+
+def number(value: float) -> str:
+    """A mean of whole numbers: 4, 4.5."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def with_spread(text: str, interval: str | None) -> str:
+    return text if interval is None else f"{text} ± {interval}"
+
+
+def verdict(versus: dict[str, Any], measure: Measure) -> Literal["ahead", "behind", "level"]:
+    """Whether a curve is ahead of its reference: on average, with bands apart there and nowhere on the other side."""
+    better, worse = versus["epochs_apart_better"], versus["epochs_apart_worse"]
+    lead = (versus["mean_difference"] or 0) * (1 if measure == "accuracy" else -1)
+    if better and not worse and lead > 0:
+        return "ahead"
+    return "behind" if worse and not better and lead < 0 else "level"
+
+
+def signed_spread(found: dict[str, Any] | None, measure: Measure) -> str:
+    """A difference with its interval over seeds."""
+    if found is None:
+        return ABSENT
+    interval = found["interval"]
+    told = None if interval is None else f"{interval:.1f}" if measure == "accuracy" else loss(interval)
+    return with_spread(signed(found["mean"], measure), told)
+
+
+def percent_spread(found: dict[str, Any] | None) -> str:
+    """A speed-up with its interval over seeds."""
+    if found is None:
+        return ABSENT
+    told = percent(found["mean"])
+    return told if found["interval"] is None else f"{told.removesuffix(' %')} ± {100 * found['interval']:.0f} %"
+
+
+def number_spread(found: dict[str, Any] | None) -> str:
+    """A mean of whole numbers with its interval over seeds."""
+    if found is None:
+        return ABSENT
+    interval = found["interval"]
+    return with_spread(number(found["mean"]), None if interval is None else number(interval))
