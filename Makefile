@@ -10,14 +10,14 @@ demo: .venv/ready
 	    --arms original --arms shared --arms half-rate --jobs 3 --threads 1 --out runs/demo
 
 test: .venv/ready
-	$(BIN)/ruff format --check src tests examples
-	$(BIN)/ruff check src tests examples
+	$(BIN)/ruff format --check src tests examples benchmarks
+	$(BIN)/ruff check src tests examples benchmarks
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest
 
 format: .venv/ready
-	$(BIN)/ruff check --fix src tests examples
-	$(BIN)/ruff format src tests examples
+	$(BIN)/ruff check --fix src tests examples benchmarks
+	$(BIN)/ruff format src tests examples benchmarks
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gradshare needs Python 3.11 or later")'

@@ -65,6 +65,7 @@ def test_train_kill_resume_test(blobs: Path, tmp_path: Path) -> None:
     killed = tmp_path / "killed"
     with subprocess.Popen(command("train", *options, "--out", killed), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
+        assert process.stdout.readline().startswith("on the CPU, ")
         assert "epoch 1/4" in process.stdout.readline()
         time.sleep(0.15)  # somewhere in the second epoch
         process.send_signal(signal.SIGKILL)
@@ -82,7 +83,7 @@ def test_a_polite_stop_says_how_to_go_on(blobs: Path, tmp_path: Path, number: in
     words = command("train", "--dataset", blobs, *SMALL, "--epochs", 50, "--iterations", 20, "--out", tmp_path / "run")
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
-        process.stdout.readline()
+        _ = process.stdout.readline(), process.stdout.readline()  # where it computes; its first epoch
         process.send_signal(number)
         message = process.stderr.read()
     assert process.returncode == 3
@@ -131,7 +132,7 @@ def test_a_stopped_comparison_goes_on(blobs: Path, tmp_path: Path, stop: str) ->
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command(*words), start_new_session=True, **pipes) as process:  # type: ignore[call-overload]
         assert process.stdout is not None and process.stderr is not None
-        process.stdout.readline()
+        _ = process.stdout.readline(), process.stdout.readline()  # where it computes; its first epoch
         if stop == "Ctrl-C to all":
             os.killpg(process.pid, signal.SIGINT)
         else:

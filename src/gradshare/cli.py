@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError
 
 from gradshare import __version__
+from gradshare.cli_bench import bench
 from gradshare.cli_data import data_app
+from gradshare.cli_grid import grid_app
+from gradshare.cli_options import Given, Options
 from gradshare.config import Arm, RunConfig, read_config, run_config
 from gradshare.errors import UserError
+from gradshare.presets import CONTROLS
+
+if TYPE_CHECKING:
+    from gradshare.distributed import Group
 
 app = App(
     name="gradshare",
     version=__version__,
     help="Meta-learning that shares gradients between tasks. Start with: gradshare compare --out runs/first",
 )
+app.command(bench)
 app.command(data_app)
-
-Options = Annotated[RunConfig, Parameter(name="*")]
+app.command(grid_app)
 
 
 @app.command
 def compare(
-    config: Options = RunConfig(),
+    options: Options = Given(),
     *,
+    preset: str | None = None,
     out: Path = Path("runs/compare"),
     controls: bool = False,
     arms: tuple[Arm, ...] = ("original", "shared"),
@@ -37,6 +46,8 @@ def compare(
 
     Parameters
     ----------
+    preset
+        One of the paper's experiments, such as cub-5shot-5task-maml (gradshare grid list); options given win over it.
     out
         Folder for the runs and the report. Run the command again to go on where it stopped.
     controls
@@ -49,48 +60,90 @@ def compare(
     from gradshare import comparison, reports
     from gradshare.data.dataset import load_dataset
     from gradshare.display import screen
-    from gradshare.waiting import bar
+    from gradshare.runs import setting, settle
+    from gradshare.waiting import bar, says_how_to_go_on
 
-    chosen = list(dict.fromkeys([*arms, *(comparison.CONTROLS if controls else ())]))
+    if "RANK" in os.environ:
+        raise UserError("compare starts its own processes; torchrun is for train")
+    config = options.over(preset and preset.partition("~")[0])  # a control's options are its own
+    chosen = list(dict.fromkeys([*arms, *(CONTROLS if controls else ())]))
     with bar("building the data set, once", "classes") as progress:  # once, before several processes want it
         load_dataset(config.dataset, config.pixels, progress)
-    with _interruptible(f"gradshare {shlex.join(sys.argv[1:])}"), screen(config) as shown:
+    print(setting(settle(config)), flush=True)
+    with says_how_to_go_on(f"gradshare {shlex.join(sys.argv[1:])}"), screen(config) as shown:
         comparison.compare(config, chosen, out, jobs, shown)
     _show_report(reports.write_report(out, command=f"gradshare {shlex.join(sys.argv[1:])}"), out)
 
 
 @app.command
-def train(config: Options = RunConfig(), *, out: Path | None = None, resume: Path | None = None) -> None:
-    """Train one run: with sharing, unless --arm says otherwise.
+def train(
+    options: Options = Given(),
+    *,
+    preset: str | None = None,
+    out: Path | None = None,
+    resume: Path | None = None,
+    timeout: float = 60.0,
+) -> None:
+    """Train one run: with sharing, unless --arm or the preset says otherwise.
+
+    With torchrun --nproc-per-node N -m gradshare train ... the tasks of a batch are spread over N processes.
 
     Parameters
     ----------
+    preset
+        One of the paper's experiments, as cub-5shot-5task-maml+gs (gradshare grid list); options given win over it.
     out
         Folder for the run; it must not hold one already.
     resume
         Go on with the unfinished run in this folder; it has its own options, so give no others.
+    timeout
+        With torchrun: seconds that a process waits for another before it gives up.
     """
     if (out is None) == (resume is None):
         raise UserError(
             "say where the run goes with --out FOLDER, or which to go on with --resume FOLDER (one of them)"
         )
-    if resume is not None:
-        if config != RunConfig():
-            raise UserError(f"the run in {resume} has its own options: give --resume alone")
-        config = run_config(read_config(resume), resume)
-    elif config.arm == "half-rate":
+    if options.arm == "half-rate":
         raise UserError("half-rate is an arm of compare; here say --arm original and the --inner-lr you mean")
-    from gradshare.data.dataset import load_dataset
-    from gradshare.display import RunDisplay, screen
-    from gradshare.runs import run
-    from gradshare.waiting import bar
+    if "RANK" not in os.environ:
+        _config(options, preset, resume)  # a mistake is told before PyTorch is loaded
+    from gradshare.torchrun import command, ends_at_once, one_voice, processes
 
     folder = out or resume
     assert folder is not None
-    with bar("building the data set, once", "classes") as progress:
+    with ends_at_once(), processes(timeout) as group:
+        go_on = f"{command(group)} train --resume {shlex.quote(str(folder))}"
+        with one_voice(group, go_on):
+            config = group.from_first(lambda: _config(options, preset, resume))
+            _train(config, folder, resume is not None, group, go_on)
+
+
+def _config(options: Options, preset: str | None, resume: Path | None) -> RunConfig:
+    if resume is None:
+        return options.over(preset)
+    if options.given or preset is not None:
+        raise UserError(f"the run in {resume} has its own options: give --resume alone")
+    return run_config(read_config(resume), resume)
+
+
+def _train(config: RunConfig, folder: Path, resume: bool, group: Group, go_on: str) -> None:
+    from gradshare.data.dataset import load_dataset
+    from gradshare.display import RunDisplay, screen
+    from gradshare.runs import run, setting, settle
+    from gradshare.torchrun import first_of_machine_first
+    from gradshare.training import Silent
+    from gradshare.waiting import bar, says_how_to_go_on
+
+    group.share(config.tasks)  # refuses more processes than tasks
+    with first_of_machine_first(group), bar("building the data set, once", "classes") as progress:
         dataset = load_dataset(config.dataset, config.pixels, progress)
-    with _interruptible(f"gradshare train --resume {shlex.quote(str(folder))}"), screen(config) as shown:
-        trained = run(config, folder, resume is not None, RunDisplay(shown, config.arm), dataset)
+    settled = settle(config, group)
+    if not group.first:
+        run(config, folder, resume, Silent(), dataset, group)
+        return
+    print(setting(settled, group), flush=True)
+    with says_how_to_go_on(go_on), screen(config) as shown:
+        trained = run(config, folder, resume, RunDisplay(shown, config.arm), dataset, group)
     _print_summary(folder, trained.summary)
 
 
@@ -112,14 +165,15 @@ def test(folder: Path, *, tasks: int = 600, seed: int | None = None, split: str 
     from gradshare.data.dataset import load_dataset
     from gradshare.episodes import Shape
     from gradshare.evaluation import evaluate
-    from gradshare.runs import load_run, settle
+    from gradshare.runs import decided, load_run, settle
 
     if tasks < 2:
         raise UserError(f"an interval over tasks needs at least 2 tasks, not {tasks}")
     saved = load_run(folder)
     config = settle(saved.run_config)
     dataset = load_dataset(config.dataset, config.pixels).to(config.device)
-    learner, shape = saved.learner().to(config.device), Shape(config.ways, config.shots, config.queries)
+    learner = saved.learner().to(config.device, decided(config))
+    shape = Shape(config.ways, config.shots, config.queries)
     states = [saved.state(epoch).to(config.device) for epoch in saved.best_epochs] or [saved.state()]
     for name, chosen in {
         f"best epoch {saved.best_epochs[0]}": states[:1],
@@ -145,22 +199,6 @@ def report(folder: Path) -> None:
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder")
     _show_report(reports.write_report(folder, command=f"gradshare {shlex.join(sys.argv[1:])}"), folder)
-
-
-class _interruptible:  # noqa: N801: reads as a verb in a with statement
-    """Turns a polite stop into a message that says how to go on, and exit code 3."""
-
-    def __init__(self, command: str) -> None:
-        self.command = command
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        from gradshare.interruption import Interrupted
-
-        if isinstance(error, Interrupted):
-            print(f"{error}\nto go on: {self.command}", file=sys.stderr)
-            raise SystemExit(3) from None
 
 
 def _score(accuracy: float | None, interval: float, loss: float) -> str:
@@ -192,7 +230,8 @@ def main() -> None:
     try:
         app(exit_on_error=False, print_error=False)
     except (CycloptsError, UserError) as error:
-        print(f"gradshare: {' '.join(str(error).split())}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # torchrun's other processes were given the same words
+            print(f"gradshare: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from None
     except OSError as error:
         print(f"gradshare: {error.strerror}: {error.filename}", file=sys.stderr)
