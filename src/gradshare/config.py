@@ -86,7 +86,7 @@ class RunConfig(Training):
     engine: Literal["auto", "eager", "graph"] = "auto"
     """A meta-iteration operation by operation, or recorded as one CUDA graph; auto is graph on a GPU."""
     precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
-    """float32: PyTorch's operations; tf32, bf16: our GPU kernels; auto is bf16 where they fit, else float32."""
+    """float32: PyTorch's operations; tf32, bf16: our GPU kernels; auto is tf32 where they fit, else float32."""
     threads: int = 0
     """CPU threads; 0 is one for each core."""
 

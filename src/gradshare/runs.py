@@ -97,7 +97,7 @@ def settle(config: RunConfig, group: Group = ALONE) -> RunConfig:
     config = replace(config, device=device, engine=engine, threads=config.threads or cores)
     reason = _lacking(config)
     if config.precision == "auto":
-        config = replace(config, precision="bf16" if reason is None else "float32")
+        config = replace(config, precision="tf32" if reason is None else "float32")
     elif config.precision != "float32" and reason is not None:
         raise UserError(f"precision {config.precision} needs the GPU kernels, and {reason}: use --precision float32")
     # Processes with more threads than cores between them spin against each other, whatever a run that one began says.
