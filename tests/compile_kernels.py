@@ -28,11 +28,11 @@ from triton.runtime.jit import JITFunction
 
 import gradshare as gs
 from gradshare import kernels
-from gradshare.kernels import device, head, launch, small, stem
+from gradshare.kernels import device, head, launch, pooling, small, stem
 
 H200 = GPUTarget("cuda", 90, 32)
 PROCESSORS = 132
-MODULES = {module.__name__.rpartition(".")[2]: module for module in (device, stem, head, small)}
+MODULES = {module.__name__.rpartition(".")[2]: module for module in (device, pooling, stem, head, small)}
 TYPES = {
     torch.float32: "*fp32",
     torch.float64: "*fp64",

@@ -13,7 +13,7 @@ from kernel_tools import DEVICE, EPS, GPU, SLOPE, TOLERANCES, as_weights, assert
 from torch import Tensor
 
 import gradshare as gs
-from gradshare.kernels import first_block, fused, launch, linear
+from gradshare.kernels import filters, first_block, fused, launch, linear
 from gradshare.kernels.first_block import Moments, Patches
 
 
@@ -268,18 +268,18 @@ def test_correlate(case: Case, pairs: int, taps: int, finest: bool) -> None:
     x = [case.draw(10 + pair, case.inputs) for pair in range(pairs)]
     g = [case.draw(20 + pair, case.outputs) for pair in range(pairs)]
     rows, positions = taps * case.inputs, case.n * case.height * case.width
-    parts = launch.splits(case.tasks, positions, rows, case.precision, DEVICE)
+    parts = filters.splits(case.tasks, positions, rows, case.precision, DEVICE)
     if finest:
-        depth = launch.CORRELATION[case.precision].depth
+        depth = filters.CORRELATION[case.precision].depth
         parts = (-(-positions // depth), depth)
     with_bias = taps == 1
     wanted = ((16, parts[0], rows * case.outputs), (16 + rows * case.outputs + 5, parts[0], case.outputs))
-    rooms = launch.rooms(wanted, case.tasks, wanted[1][0] + case.outputs + 3, DEVICE)
+    rooms = filters.rooms(wanted, case.tasks, wanted[1][0] + case.outputs + 3, DEVICE)
     with poisoned():
         room = rooms.empty()
-        filters, bias = (room[part] for part in rooms.slices)
+        weights, bias = (room[part] for part in rooms.slices)
         both = list(zip(x, g, strict=True))
-        launch.correlate(both, taps, case.precision, filters, parts, bias if with_bias else None)
+        filters.correlate(both, taps, case.precision, weights, parts, bias if with_bias else None)
         if not with_bias:
             bias.fill_(0)
         found = rooms.add(room)
@@ -295,7 +295,7 @@ def test_correlate(case: Case, pairs: int, taps: int, finest: bool) -> None:
 
 def test_parts_are_added_up_whatever_their_number() -> None:
     wanted = ((0, 70, 5), (7, 1, 300), (330, 33, 129))
-    rooms = launch.rooms(wanted, 2, 500, DEVICE)
+    rooms = filters.rooms(wanted, 2, 500, DEVICE)
     room = draw(1, rooms.elements)
     with poisoned():
         found = rooms.add(room)

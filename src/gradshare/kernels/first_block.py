@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import triton  # type: ignore[import-untyped]
 from torch import Tensor
 
-from gradshare.kernels import launch, stem
+from gradshare.kernels import filters, launch, stem
 from gradshare.kernels.launch import DOT, Blocks, Precision
 
 PATCHES = Blocks(positions=64, depth=0, warps=4, stages=0)
@@ -42,10 +42,10 @@ def patches(x: Tensor, precision: Precision) -> Patches:  # [tasks, n, C, H, W]
         x, centre, target, positions, height, width,
         C=channels, K=size, BK=block, BM=PATCHES.positions, num_warps=PATCHES.warps,
     )  # fmt: skip
-    count, chunk = launch.splits(tasks, positions, size, precision, x.device)
+    count, chunk = filters.splits(tasks, positions, size, precision, x.device)
     squares = x.new_empty(tasks, count, size, size, dtype=torch.float32)
     sums = x.new_empty(tasks, count, size, dtype=torch.float32)
-    launch.correlate([(target, target)], 1, precision, squares, (count, chunk), sums)
+    filters.correlate([(target, target)], 1, precision, squares, (count, chunk), sums)
     mean, square = sums.sum(1) / positions, squares.sum(1) / positions
     covariance = square - mean[:, :, None] * mean[:, None, :]
     more = block - size

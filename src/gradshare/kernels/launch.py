@@ -12,7 +12,7 @@ import torch
 import triton  # type: ignore[import-untyped]
 from torch import Tensor
 
-from gradshare.kernels import device
+from gradshare.kernels import device, pooling
 
 Precision = Literal["float32", "tf32", "bf16"]
 Pair = tuple[Tensor, Tensor]
@@ -45,12 +45,6 @@ class Blocks(NamedTuple):
 
 ELEMENTWISE = Blocks(positions=32, depth=0, warps=4, stages=0)
 REDUCTION = Blocks(positions=32, depth=0, warps=4, stages=0)
-SUMMED = Blocks(positions=128, depth=32, warps=4, stages=0)
-CORRELATION = {  # positions: rows of the result
-    "float32": Blocks(64, 32, 4, 2),
-    "tf32": Blocks(64, 32, 4, 3),
-    "bf16": Blocks(64, 64, 4, 3),
-}
 
 
 @cache
@@ -168,7 +162,9 @@ def pool(
     peak, code = torch.empty_like(target), torch.empty_like(target, dtype=torch.uint8)
     windows = n * (height // 2) * (width // 2)
     grid, sizes = _elementwise(tasks, windows, channels)
-    device.pool[grid](z, statistics, gain, bias, target, peak, code, windows, height, width, slope, C=channels, **sizes)
+    pooling.pool[grid](
+        z, statistics, gain, bias, target, peak, code, windows, height, width, slope, C=channels, **sizes
+    )
     return target, peak, code
 
 
@@ -198,7 +194,7 @@ def pooled_means(gradient: Tensor, peak: Tensor, code: Tensor, positions: int, s
     windows = gradient[0].numel() // channels
     grid, tiles, parts, sizes = _reduction(gradient, windows, channels)
     result = gradient.new_empty(tasks, 2, channels, dtype=torch.float32)
-    device.pooled_means[grid](
+    pooling.pooled_means[grid](
         gradient,
         peak,
         code,
@@ -225,7 +221,7 @@ def gather(
     grid, tiles, parts, sizes = _reduction(q, windows, channels)
     target = torch.empty_like(peak)
     result = q.new_empty(tasks, channels, dtype=torch.float32)
-    device.gather[grid](
+    pooling.gather[grid](
         q, peak, code, gradient, statistics, gain, means_q, means_a, target, parts, _counters(q.device), result,
         windows, height, width, tiles, slope, C=channels, **sizes,
     )  # fmt: skip
@@ -252,86 +248,8 @@ def spread(
     windows = n * ((height + 1) // 2) * ((width + 1) // 2)
     more = second or Second(z, means, means, gradient, means)
     grid, sizes = _elementwise(tasks, windows, channels)
-    device.spread[grid](
+    pooling.spread[grid](
         z, statistics, gain, code, gradient, means, more.q, more.means_q, more.means_aq, more.later, more.means_later,
         target, windows, n, height, width, slope, C=channels, SECOND=second is not None, **sizes,
     )  # fmt: skip
     return target
-
-
-def splits(tasks: int, positions: int, rows: int, precision: Precision, place: torch.device) -> tuple[int, int]:
-    """In how many parts `correlate` sums, and over how many positions each."""
-    tile = CORRELATION[precision]
-    groups = -(-rows // min(tile.positions, _channels(rows)))
-    share = -(-3 * _processors(place) // (tasks * groups))
-    wanted = max(1, min(-(-positions // (2 * tile.depth)), share))
-    chunk = -(-positions // (wanted * tile.depth)) * tile.depth
-    return -(-positions // chunk), chunk
-
-
-def correlate(
-    pairs: list[Pair],  # [tasks, n, H, W, C] images and [tasks, n, H, W, O] gradients
-    taps: int,
-    precision: Precision,
-    room: Tensor,  # for the parts, [tasks * parts * taps * C * O]
-    parts: tuple[int, int],  # from `splits`
-    bias_room: Tensor | None = None,  # [tasks * parts * O]
-) -> None:
-    """Write parts of the gradient by the filters, [tasks, parts, taps * C, O], summed over the pairs.
-
-    With a room for it, also those of the gradient by a bias: the sum of the first pair's gradients.
-    """
-    (a, gradient_a), (b, gradient_b) = pairs[0], pairs[-1]
-    tasks, n, height, width, source = a.shape
-    channels = gradient_a.shape[-1]
-    tile = CORRELATION[precision]
-    rows = min(tile.positions, _channels(taps * source))
-    count, chunk = parts
-    device.correlate[(-(-taps * source // rows), count, tasks)](
-        a, gradient_a, b, gradient_b, room, room if bias_room is None else bias_room, n * height * width, height, width,
-        chunk,
-        SOURCE=source, TARGET=channels, TAPS=taps, PAIRS=len(pairs), BIAS=bias_room is not None,
-        BR=rows, BN=_channels(channels), BP=tile.depth,
-        PRECISION=DOT[precision], num_warps=4 if rows < 128 else tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
-
-
-class Rooms(NamedTuple):
-    """Where sums that are taken in parts have their parts, and how these go into one vector [tasks, size]."""
-
-    tasks: int
-    size: int
-    elements: int  # of the whole room
-    slices: tuple[slice, ...]
-    table: Tensor  # see `device.add_parts`
-
-    def empty(self) -> Tensor:
-        return torch.empty(self.elements, dtype=torch.float32, device=self.table.device)
-
-    def add(self, room: Tensor) -> Tensor:  # [tasks, size]
-        """Add the parts up, all layers at once; zero where there are none."""
-        target = torch.empty(self.tasks, self.size, dtype=torch.float32, device=room.device)
-        device.add_parts[(len(self.table), self.tasks)](
-            room, self.table, target, self.size, BLOCK=SUMMED.positions, MOST=SUMMED.depth, num_warps=SUMMED.warps
-        )
-        return target
-
-
-@cache
-def rooms(
-    sums: tuple[tuple[int, int, int], ...],  # offset in the vector, parts, elements of each; in the vector's order
-    tasks: int,
-    size: int,
-    place: torch.device,
-) -> Rooms:
-    rows: list[tuple[int, ...]] = []
-    slices, used, done = [], 0, 0
-    for offset, parts, elements in (*sums, (size, 0, 0)):
-        for at in range(done, offset, SUMMED.positions):  # nothing is summed here
-            rows.append((0, 0, 0, at, 0, min(SUMMED.positions, offset - at)))
-        for at in range(0, elements, SUMMED.positions):
-            here = min(SUMMED.positions, elements - at)
-            rows.append((used + at, parts, elements, offset + at, here, here))
-        slices.append(slice(used, used + tasks * parts * elements))
-        used, done = used + tasks * parts * elements, offset + elements
-    return Rooms(tasks, size, used, tuple(slices[:-1]), torch.tensor(rows, dtype=torch.int32).to(place))

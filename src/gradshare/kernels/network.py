@@ -27,35 +27,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gradshare.errors import UserError
-from gradshare.kernels import first_block, launch, linear
+from gradshare.kernels import filters, first_block, launch, linear
 from gradshare.kernels.first_block import Moments, Patches
 from gradshare.kernels.launch import Second, Sums
+from gradshare.kernels.plan import Plan
 
 NOTHING = torch.empty(0)
-
-
-class Part(NamedTuple):
-    """Where a weight matrix [rows, columns] is in the vector of all weights."""
-
-    offset: int
-    rows: int
-    columns: int
-
-    def of(self, flat: Tensor) -> Tensor:  # [tasks, P] -> [tasks, rows, columns]
-        return flat[:, self.offset : self.offset + self.rows * self.columns].unflatten(1, (self.rows, self.columns))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the network computes, but for its tensors."""
-
-    filters: tuple[Part, ...]  # of each block
-    head: Part
-    head_bias: Part
-    size: int  # of the vector of all weights
-    eps: tuple[float, ...]  # of each block
-    slope: float
-    precision: launch.Precision
 
 
 class _Block(NamedTuple):
@@ -193,14 +170,14 @@ class _Sums:
         tasks = len(run.flat)
         self.plan = plan
         self.parts = [
-            launch.splits(tasks, block.positions, part.rows, plan.precision, place)
+            filters.splits(tasks, block.positions, part.rows, plan.precision, place)
             for block, part in zip(run.blocks[1:], plan.filters[1:], strict=True)
         ]
         sums = [(plan.filters[0], first_block.parts(run.patches))]
         sums += [(part, parts) for part, (parts, _) in zip(plan.filters[1:], self.parts, strict=True)]
         sums += [(plan.head, 1), (plan.head_bias, 1)]
         wanted = tuple((part.offset, parts, part.rows * part.columns) for part, parts in sums)
-        self.rooms = launch.rooms(wanted, tasks, plan.size, place)
+        self.rooms = filters.rooms(wanted, tasks, plan.size, place)
         self.room = self.rooms.empty()
         self.aside = launch.Aside(place)
 
@@ -211,7 +188,7 @@ class _Sums:
     def block(self, layer: int, pairs: list[launch.Pair]) -> None:
         with self.aside(pairs):
             room = self.room[self.rooms.slices[layer]]
-            launch.correlate(pairs, 9, self.plan.precision, room, self.parts[layer - 1])
+            filters.correlate(pairs, 9, self.plan.precision, room, self.parts[layer - 1])
 
     def head(self, pairs: list[launch.Pair]) -> None:
         with self.aside(pairs):

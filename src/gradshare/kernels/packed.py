@@ -17,7 +17,8 @@ from gradshare.errors import UserError
 from gradshare.inner import InnerRule, Tree, Update, Weights
 from gradshare.kernels.first_block import Patches, patches
 from gradshare.kernels.launch import Precision
-from gradshare.kernels.network import Part, Plan, network
+from gradshare.kernels.network import network
+from gradshare.kernels.plan import Part, Plan
 
 ALL = "weights"  # the one name under which an inner rule sees all weights
 
