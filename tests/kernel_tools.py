@@ -44,7 +44,7 @@ def in_few_programs(patch: pytest.MonkeyPatch) -> None:
     if launch.INTERPRETED:
         patch.setattr(launch, "_processors", lambda place: 1)
         patch.setattr(launch, "_tile", lambda x, positions: launch.Blocks(256, 64, 4, 1))
-        patch.setattr(launch, "CORRELATION", dict.fromkeys(filters.CORRELATION, launch.Blocks(64, 256, 4, 1)))
+        patch.setattr(filters, "CORRELATION", dict.fromkeys(filters.CORRELATION, launch.Blocks(64, 256, 4, 1)))
         patch.setattr(first_block, "TILE", launch.Blocks(512, 0, 4, 0))
         patch.setattr(first_block, "PATCHES", launch.Blocks(2048, 0, 4, 0))
 

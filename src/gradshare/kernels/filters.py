@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradshare.kernels import device
-from gradshare.kernels.launch import DOT, Blocks, Pair, Precision, _channels, _processors
+from gradshare.kernels import device, launch
+from gradshare.kernels.launch import DOT, Blocks, Pair, Precision, _channels
 
 SUMMED = Blocks(positions=128, depth=32, warps=4, stages=0)
 CORRELATION = {  # positions: rows of the result
@@ -23,7 +23,7 @@ def splits(tasks: int, positions: int, rows: int, precision: Precision, place: t
     """In how many parts `correlate` sums, and over how many positions each."""
     tile = CORRELATION[precision]
     groups = -(-rows // min(tile.positions, _channels(rows)))
-    share = -(-3 * _processors(place) // (tasks * groups))
+    share = -(-3 * launch._processors(place) // (tasks * groups))
     wanted = max(1, min(-(-positions // (2 * tile.depth)), share))
     chunk = -(-positions // (wanted * tile.depth)) * tile.depth
     return -(-positions // chunk), chunk
