@@ -21,7 +21,11 @@ from gradshare.bench.cases import (
     swept,
 )
 from gradshare.errors import UserError
+from gradshare.limits import check_range
+from gradshare.outputs import check_output
 from gradshare.waiting import bar, stoppable
+
+RESULTS = b'{\n "version"'  # how such a file begins
 
 
 def bench(
@@ -96,8 +100,10 @@ def bench(
     if values and sweep is None:
         raise UserError("--values are for --sweep: say what to vary, such as --sweep tasks")
     for option, value in {"iterations": iterations, "eval_tasks": eval_tasks, "threads": threads}.items():
-        if value is not None and value < (1 if option == "iterations" else 0):
-            raise UserError(f"{option} is {value}; it must be at least {1 if option == 'iterations' else 0}")
+        if value is not None:
+            check_range(option, value, 1 if option == "iterations" else 0)
+    if json is not None:
+        check_output(json, RESULTS, "the results of a benchmark")
     from gradshare.config import RunConfig
     from gradshare.runs import settle
 

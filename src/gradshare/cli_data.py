@@ -11,12 +11,17 @@ from cyclopts import App
 
 from gradshare.data.importing import DOWNLOADS, Kind, Transform
 from gradshare.errors import UserError
+from gradshare.limits import MOST, MOST_SEED, check_range, printable
+from gradshare.outputs import check_output
 from gradshare.waiting import bar, stoppable
 
 if TYPE_CHECKING:
     from gradshare.data.store import Index
 
 Downloadable = Literal["cub", "mini", "omniglot"]
+
+MOST_TASKS = 100  # on a contact sheet
+PNG = b"\x89PNG"  # how such a file begins
 
 data_app = App(name="data", help="Data sets: which there are, how to get more, and how they look.")
 
@@ -195,8 +200,8 @@ def show(
         The picture; by default NAME-SPLIT.png here.
     """
     for option, value in {"ways": ways, "shots": shots, "queries": queries, "tasks": tasks}.items():
-        if value < 1:
-            raise UserError(f"{option} is {value}; it must be at least 1")
+        check_range(option, value, 1, MOST_TASKS if option == "tasks" else MOST)
+    check_range("seed", seed, 0, MOST_SEED)
     from gradshare.data.contact_sheet import contact_sheet
     from gradshare.data.dataset import load_dataset
     from gradshare.episodes import Shape
@@ -205,7 +210,8 @@ def show(
         dataset = load_dataset(name, progress=progress)
     _print_counts(dataset.index, classes)
     sheet = contact_sheet(dataset, split, Shape(ways, shots, queries), tasks, seed)
-    out = out or Path(f"{dataset.name}-{split}.png")
+    out = out or Path(f"{Path(dataset.name).name}-{split}.png")
+    check_output(out, PNG, "a picture of ours")
     out.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(out, format="PNG")
     print(f"contact sheet: {out}")
@@ -224,7 +230,8 @@ def _store(name: str) -> Path:
 
 def _print_counts(index: Index, every_class: bool = False) -> None:
     height, width, channels = index.image
-    print(f"{index.name}: {index.images} images of {height}x{width}x{channels}, {index.transform}, from {index.source}")
+    size = f"{index.images} images of {height}x{width}x{channels}"
+    print(printable(f"{index.name}: {size}, {index.transform}, from {index.source}"))
     for split in ("train", "val", "test"):
         own = [entry for entry in index.classes if entry.split == split]
         counts = sorted({entry.images for entry in own} or {0})
@@ -232,4 +239,4 @@ def _print_counts(index: Index, every_class: bool = False) -> None:
         images = sum(entry.images for entry in own)
         print(f"  {split:<5} {len(own):>5} classes {images:>7} images, {each} a class")
         for entry in own if every_class else ():
-            print(f"    {entry.images:>6}  {entry.name}")
+            print(f"    {entry.images:>6}  {printable(entry.name)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 from gradshare.distributed import ALONE, Group, Lost, OutOfStep
 from gradshare.errors import UserError
 from gradshare.interruption import Interrupted
+from gradshare.limits import MOST
 from gradshare.workers import FAILED, STOPPED
 
 TIMEOUT = 60.0  # seconds
@@ -44,7 +44,7 @@ def processes(timeout: float = TIMEOUT) -> Iterator[Group]:
     if not started_by_torchrun():
         yield ALONE
         return
-    if not 0 < timeout < math.inf:
+    if not 0 < timeout <= MOST:
         raise UserError(f"timeout is {timeout}; it must be above 0 seconds")
     limit = timedelta(seconds=timeout)
     store, rank, size = next(rendezvous("env://", timeout=limit))

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from gradshare.errors import UserError
+from gradshare.limits import check_range
 
 Library = Literal["gradshare", "higher", "torchopt"]
 Method = Literal["maml", "metasgd", "mamlpp"]
@@ -52,14 +53,13 @@ class Case:
 
     def __post_init__(self) -> None:
         for name in ("tasks", "shots", "queries", "steps", "filters"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.ways < 2:
-            raise UserError(f"ways is {self.ways}; it must be at least 2")
+            check_range(name, getattr(self, name), 1)
+        check_range("ways", self.ways, 2)
         if min(self.image[1:]) < 16:
             raise UserError(
                 f"size is {min(self.image[1:])}; Conv-4 halves an image four times, so it must be at least 16"
             )
+        check_range("size", max(self.image), 1)
         if self.device == "cpu" and self.engine == "graph":
             raise UserError("engine graph is a CUDA graph and needs a GPU: use engine eager on a CPU")
         if self.device == "cpu" and self.precision != "float32":

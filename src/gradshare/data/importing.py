@@ -5,6 +5,7 @@ Imports nothing heavy; each kind's module is imported when it is asked for.
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Callable, Sequence
@@ -92,7 +93,8 @@ def _importer(
 
 def _default_name(kind: Kind, paths: Sequence[Path], transform: Transform | None) -> str:
     if kind == "folder":
-        stem = re.sub(r"\.(zip|tgz|tar|tar\.\w+)$", "", paths[0].resolve().name, flags=re.IGNORECASE)
+        own = os.path.basename(os.path.realpath(paths[0]))
+        stem = re.sub(r"\.(zip|tgz|tar|tar\.\w+)$", "", own, flags=re.IGNORECASE)
         name = re.sub(r"[^\w.+-]+", "-", stem).strip("-.")
     else:
         name = kind

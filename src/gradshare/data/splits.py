@@ -17,6 +17,7 @@ from typing import Any
 
 from gradshare.data.store import SPLITS
 from gradshare.errors import UserError
+from gradshare.reading import parse_json, read_bytes
 
 Split = dict[str, list[str]]  # train, val and test: the names of their classes
 STANDARD = ("cub", "mini", "omniglot", "cifar-fs", "fc100")
@@ -42,10 +43,10 @@ def read_split_file(path: Path) -> Split:
     try:
         if path.stat().st_size > MAX_SPLIT_FILE:
             raise UserError(f"the split file {path} is larger than {MAX_SPLIT_FILE >> 20} MiB")
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        content = parse_json(read_bytes(path).decode("utf-8-sig"))
     except OSError as error:
         raise UserError(f"the split file {path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"the split file {path} is not JSON: {error}") from None

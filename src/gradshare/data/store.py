@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradshare.errors import UserError
+from gradshare.reading import parse_json, read_text
 
 SPLITS = ("train", "val", "test")
 VERSION = 1
@@ -159,7 +160,7 @@ def read_index(folder: Path) -> Index:
     """Read and check `index.json`."""
     path = folder / "index.json"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(read_text(path))
         if content.pop("version") != VERSION:
             raise UserError(f"{path} is of another version of the format; import the data set again")
         classes = [ClassEntry(str(name), str(split), int(count)) for name, split, count in content.pop("classes")]
@@ -169,7 +170,7 @@ def read_index(folder: Path) -> Index:
         raise
     except FileNotFoundError:
         raise UserError(f"{folder} is not a data set: it has no index.json") from None
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError, OSError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, OSError) as error:
         raise UserError(f"{path} is damaged ({error}); import the data set again") from None
     check_index(index)
     return index
@@ -179,6 +180,8 @@ def read_images(folder: Path, index: Index) -> Image:
     """Map the images of a store into memory, after checking them against the index."""
     path, shape, header = folder / "images.npy", (index.images, *index.image), io.BytesIO()
     _write_header(header, shape)
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is not a file")
     try:
         with path.open("rb") as file:  # numpy's own reader of headers fails in many ways on a damaged one
             same = file.read(header.tell()) == header.getvalue()

@@ -9,13 +9,16 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from gradshare.limits import printable
 from gradshare.reports.compare import Comparison
 from gradshare.reports.experiments import value_text
 from gradshare.reports.run_tables import Cell, Table, runs_table
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{"[": "{[}", "*": "{*}"},  # after the end of a row LaTeX would take them for an option of it
     **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''"},
     **{"±": r"$\pm$", "\u2212": "$-$", "\u2013": "--", "×": r"$\times$", "σ": r"$\sigma$", "λ": r"$\lambda$"},
 }
@@ -72,18 +75,23 @@ def _beside(cell: Cell) -> str:
 
 
 def _one_line(text: str) -> str:
-    return re.sub(r"[\x00-\x1f\x7f\s]+", " ", text)
+    return printable(re.sub(r"[\x00-\x1f\x7f\s]+", " ", text))
 
 
 def _markdown_cell(text: str) -> str:
-    return html.escape(text, quote=False).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+    return re.sub(r"([\\|`*\[\]])", r"\\\1", html.escape(_one_line(text), quote=False))
+
+
+def _harmless(value: Any) -> Any:
+    """Text that a spreadsheet would compute, for it begins as a formula does, gets an apostrophe in front."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({key: _harmless(value) for key, value in row.items()} for row in rows)
     return text.getvalue()
 
 
@@ -102,7 +110,7 @@ def _run_row(name: str, arm: dict[str, Any], experiments: list[dict[str, Any]]) 
     return {
         "name": name,
         **_setting(experiments[arm["experiment"]]),
-        **{key: arm[key] for key in ("arm", "seed", "state", "reason")},
+        **{key: arm[key] for key in ("arm", "seed", "state", "reason", "skipped", "saturated")},
         **{key: arm[key] for key in own},
         **{f"test_{kind}{end}": tests[kind].get(key) for kind in tests for key, end in ends},
         **{key: versus.get(key) for key in compared + counts},

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gradshare.errors import UserError
+from gradshare.limits import MOST, shown
+from gradshare.reading import parse_json, read_bytes
 
+LARGEST = 1e100  # sums and squares of such numbers are still numbers
 Json = dict[str, Any]
 
 
@@ -19,13 +21,13 @@ class Record(NamedTuple):
     where: str
 
     def number(self, key: str) -> float:
-        """The number under `key`; NaN where it is absent or null."""
+        """The number under `key`; NaN where it is absent or null, and infinite beyond what can be computed with."""
         value = self.values.get(key)
         if value is None:
             return math.nan
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise UserError(f"{self.where}: {key} is {value!r}, and a number or null is needed")
-        return float(value)
+            raise UserError(f"{self.where}: {key} is {shown(value)}, and a number or null is needed")
+        return float(value) if not abs(value) > LARGEST else math.inf if value > 0 else -math.inf
 
     def fraction(self, key: str) -> float:
         value = self.number(key)
@@ -33,18 +35,22 @@ class Record(NamedTuple):
             raise UserError(f"{self.where}: {key} is {value:g}, and a value between 0 and 1 is needed")
         return value
 
-    def count(self, key: str) -> int:
+    def count(self, key: str, least: int = 1) -> int:
         value = self.values.get(key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UserError(f"{self.where}: {key} is {value!r}, and a whole number from 1 on is needed")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+            raise UserError(f"{self.where}: {key} is {shown(value)}, and a whole number from {least} on is needed")
         return value
+
+    def count_or_none(self, key: str) -> int:
+        """A number of things that may be none; lines of older runs do not have it, and mean none."""
+        return self.count(key, least=0) if key in self.values else 0
 
     def numbers(self, key: str) -> list[float] | None:
         value = self.values.get(key)
         if value is None:
             return None
         if not isinstance(value, list):
-            raise UserError(f"{self.where}: {key} is {value!r}, and a list of numbers is needed")
+            raise UserError(f"{self.where}: {key} is {shown(value)}, and a list of numbers is needed")
         return [Record({key: item}, self.where).number(key) for item in value]
 
     def inner(self, key: str) -> Record | None:
@@ -52,7 +58,7 @@ class Record(NamedTuple):
         if value is None:
             return None
         if not isinstance(value, dict):
-            raise UserError(f"{self.where}: {key} is {value!r}, and an object or null is needed")
+            raise UserError(f"{self.where}: {key} is {shown(value)}, and an object or null is needed")
         return Record(value, f"{self.where}, {key}")
 
 
@@ -75,16 +81,16 @@ def read_lines(path: Path) -> list[Record]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text at byte {error.start}: the file is damaged") from error
 
 
 def _parse(text: str, where: str) -> Record:
     try:
-        values = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+        values = parse_json(text)
+    except ValueError as error:
+        reason = getattr(error, "msg", error)
         raise UserError(f"{where}: not complete JSON ({reason}): the file is damaged or cut") from error
     if not isinstance(values, dict):
         raise UserError(f"{where}: a JSON object is needed, not {type(values).__name__}")

@@ -1,0 +1,43 @@
+"""Values from outside: numbers in range, or refused with the number, told in few characters. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradshare.errors import UserError
+
+MOST = 10**9  # of anything that is counted
+MOST_SEED = 2**63 - 1
+MOST_THREADS = 1024  # more, and the process may end where it makes them
+
+
+def check_range(name: str, value: float, lowest: float, highest: float = MOST) -> None:
+    """Refuse a number outside of its range; NaN is outside of every range."""
+    if not lowest <= value:
+        raise UserError(f"{name} is {shown(value)}; it must be at least {lowest}")
+    if value > highest:
+        raise UserError(f"{name} is {shown(value)}; it must be at most {highest:.9g}")
+
+
+def shown(value: Any, longest: int = 60) -> str:
+    """A value for a message: as Python writes it, cut where it is long.
+
+    Example:
+        >>> shown("a" * 100), shown(16**9999)
+        ("'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…", 'a number of many digits')
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write numbers of more than 4,300 digits
+        return "a number of many digits"
+    return text if len(text) <= longest else f"{text[:longest]}…"
+
+
+def printable(text: str) -> str:
+    """Text in which every character shows itself: controls and marks that turn the direction of writing as \\u202e.
+
+    Example:
+        >>> print(printable("\\x1b[31m wren"))
+        \\x1b[31m wren
+    """
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
