@@ -26,7 +26,7 @@ class Method(NamedTuple):
     adapted: tuple[str, ...]  # names of the weights that the inner loop moves
     rate: float = 0.1  # alpha
     rates: str = "constant"  # "constant"; or learned, one per "element" (Meta-SGD) or "tensor and step" (MAML++)
-    first: str = "none"  # first link: none, share, gate, batch or memory
+    first: str = "none"  # first link: none, share, agree, gate, batch or memory
     norm: str = "global"  # scope of the norm in eq. 1
     first_order: bool = False
     step_weights: tuple[float, ...] | None = None  # of the query loss after each step; None: the last alone
@@ -127,13 +127,17 @@ def shared_directions(G: list[Weights], k: int, state: Any, method: Method) -> t
     seen = bool(memory.get("seen", False))
     ghat = g  # eq. 2
     if seen and method.first != "batch":
-        m = torch.sigmoid(state.learned["sharing"]["m"][k]) if method.first == "share" else 0.5  # no m to learn: m = 0
+        learns_m = method.first in ("share", "agree")
+        m = torch.sigmoid(state.learned["sharing"]["m"][k]) if learns_m else 0.5  # no m to learn: m = 0
         ghat = {n: m * g[n] + (1 - m) * memory["ghat"][n][k].detach() for n in names}  # eq. 3
     if method.first == "memory":  # earlier tasks only
         if not seen:
             return G, ghat
         before = memory["ghat"]
         return [{n: lam * before[n][k] + (1 - lam) * G[t][n] for n in names} for t in range(len(G))], ghat
+    if method.first == "agree":
+        lams = [{n: own_gate(G[t], n, k, state, method) for n in names} for t in range(len(G))]
+        return [{n: lams[t][n] * ghat[n] + (1 - lams[t][n]) * G[t][n] for n in names} for t in range(len(G))], ghat
     return [{n: lam * ghat[n] + (1 - lam) * G[t][n] for n in names} for t in range(len(G))], ghat  # eq. 4
 
 
@@ -146,7 +150,23 @@ def lone_direction(G: Weights, k: int, state: Any, method: Method) -> Weights:
         return {n: (1 - lam) * G[n] for n in G}
     if not bool(memory["seen"]):
         return G
+    if method.first == "agree":
+        lams = {n: own_gate(G, n, k, state, method) for n in G}
+        return {n: lams[n] * memory["ghat"][n][k] + (1 - lams[n]) * G[n] for n in G}
     return {n: lam * memory["ghat"][n][k] + (1 - lam) * G[n] for n in G}
+
+
+def own_gate(G: Weights, n: str, k: int, state: Any, method: Method) -> Tensor:
+    """Conditioned sharing: sigmoid(lambda + c a), with a the cosine to the memory in tenths, of tensor n or of all."""
+    learned, memory = state.learned["sharing"], state.memory.get("sharing", {})
+    a = torch.zeros(())
+    if bool(memory.get("seen", False)):
+        scope = method.adapted if method.norm == "global" else (n,)
+        own = torch.cat([G[name].flatten() for name in scope])
+        mean = torch.cat([memory["ghat"][name][k].detach().flatten() for name in scope])
+        if own.norm() > 0 and mean.norm() > 0:
+            a = 10 * (own @ mean) / (own.norm() * mean.norm())
+    return torch.sigmoid(learned["lam"][k] + learned["agreement"][k] * a)
 
 
 def unit(s: Tensor, scope: list[Tensor]) -> Tensor:
