@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: demo test format
+.PHONY: demo test fuzz chaos format
 
 demo: .venv/ready
 	$(BIN)/gradshare compare --dataset glyphs --method maml --inner-lr 0.4 --filters 16 \
@@ -13,7 +13,13 @@ test: .venv/ready
 	$(BIN)/ruff format --check src tests examples benchmarks
 	$(BIN)/ruff check src tests examples benchmarks
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal
+
+fuzz: .venv/ready
+	FUZZ_CASES=12000 OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_fuzz.py
+
+chaos: .venv/ready
+	$(BIN)/python -m tests.chaos --kills 1000 --damaged 3000 --minutes 45
 
 format: .venv/ready
 	$(BIN)/ruff check --fix src tests examples benchmarks

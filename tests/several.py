@@ -35,6 +35,8 @@ SHARING: dict[str, Any] = {
     "batch only, tensor": gs.BatchOnly("tensor"),
     "memory only, global": gs.MemoryOnly("global"),
     "memory only, tensor": gs.MemoryOnly("tensor"),
+    "conditioned, global": gs.GradientSharing("global", conditioned=True),
+    "conditioned, tensor": gs.GradientSharing("tensor", conditioned=True),
 }
 RUN: dict[str, Any] = dict(
     epochs=3, iterations=4, tasks=4, ways=3, queries=3, val_tasks=7, test_tasks=5, eval_batch=2, outer_lr=1e-2
@@ -94,6 +96,20 @@ def twenty_steps(learner: gs.Learner, group: gs.Group) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in state.tensors().items()}
 
 
+def with_a_diverging_task(group: gs.Group) -> dict[str, Tensor]:
+    """Everything that training changes, after three iterations of which the second has a task that diverges."""
+    learner, state = learner_of("maml", "global").over(group), learner_of("maml", "global").init()
+    adam, batches, faults = gs.optimiser(state, 1e-2), [batch(number) for number in range(3)], []
+    batches[1].support_x[2] = torch.nan
+    for episodes in batches:
+        outcome = gs.meta_step(learner, state, adam, episodes)
+        assert outcome.fault is not None
+        faults.append(outcome.fault)
+    memory = learner.outer_loss(state, batches[1]).memory["sharing"]["ghat"]
+    found = {name: tensor.detach() for name, tensor in state.tensors().items()}
+    return {**found, **{f"after/{name}": value for name, value in memory.items()}, "faults": torch.stack(faults)}
+
+
 def derivatives(group: gs.Group) -> dict[str, Tensor]:
     """Of sum_r a_r sum(s^4), where s is the sum over rows of x and processes hold the rows: three orders.
 
@@ -113,7 +129,7 @@ def derivatives(group: gs.Group) -> dict[str, Tensor]:
 
 
 def core(group: gs.Group) -> dict[str, dict[str, Tensor]]:
-    found = {"derivatives": derivatives(group)}
+    found = {"derivatives": derivatives(group), "a diverging task": with_a_diverging_task(group)}
     for algorithm in ALGORITHMS:
         for sharing in SHARING:
             found[f"step: {algorithm}, {sharing}"] = one_step(learner_of(algorithm, sharing), group)

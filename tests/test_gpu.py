@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,11 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from test_cli import gradshare
 from test_identities import every_algorithm, every_sharing, gradients, net, randomised, tasks
-from test_training import TINY, learner
+from test_training import TINY, learner, same_run
 
 import gradshare as gs
+from gradshare import checkpoints
+from gradshare.divergence import Diverged
 from gradshare.graphs import GraphedStep
+from gradshare.outer import adam_tensors
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -74,6 +79,38 @@ def test_a_recorded_step_is_the_step(algorithm: Any, dataset: gs.Dataset) -> Non
         torch.testing.assert_close(states[0].tensors()[name], tensor, rtol=1e-6, atol=1e-9, msg=name)
 
 
+@pytest.mark.parametrize("recorded", [False, True], ids=["eager", "graph"])
+def test_a_step_that_is_not_finite_is_not_taken(dataset: gs.Dataset, recorded: bool) -> None:
+    on_gpu = learner().to("cuda")
+    state = on_gpu.init(0).to("cuda")
+    adam = gs.optimiser(state, 1e-2)
+    graphed = GraphedStep(on_gpu, state, adam)
+    for number in range(5):
+        before = {name: t.detach().clone() for name, t in {**state.tensors(), **adam_tensors(state, adam)}.items()}
+        episodes = dataset.sample("train", gs.Shape(3, 1, 3), 2, (number,)).to("cuda")
+        poisoned = number in (2, 3)
+        if poisoned:
+            episodes.query_x[1] = torch.nan
+        outcome = graphed(episodes) if recorded else gs.meta_step(on_gpu, state, adam, episodes)
+        assert outcome.fault is not None and outcome.fault.is_cuda and outcome.fault.item() == int(poisoned)
+        after = {**state.tensors(), **adam_tensors(state, adam)}
+        same = [name for name, tensor in before.items() if torch.equal(tensor, after[name])]
+        assert (same == list(before)) is poisoned
+        assert all(tensor.isfinite().all() for tensor in after.values())
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+def test_a_run_that_diverges_on_the_gpu_is_stopped(dataset: gs.Dataset, tmp_path: Path, engine: Any) -> None:
+    options = TINY | {"iterations": 45, "epochs": 1}
+    with pytest.raises(Diverged, match="the outer loss was not finite in epoch 1, iteration 1,"):
+        gs.train(learner(inner_lr=1e20), dataset.to("cuda"), tmp_path, device="cuda", engine=engine, **options)
+    note = json.loads((tmp_path / "diverged.json").read_text())
+    assert note["steps"] == 21 and note["checkpoint"].endswith("iteration-0021")  # asked at iterations 1, 21, 41
+    _, saved = checkpoints.load(tmp_path / note["checkpoint"])
+    first = learner(inner_lr=1e20).init(0).tensors()
+    assert all(torch.equal(saved[name], tensor) for name, tensor in first.items())
+
+
 @pytest.mark.parametrize("engine", ["eager", "graph"])
 def test_training_on_the_gpu_follows_the_cpu(dataset: gs.Dataset, tmp_path: Path, engine: Any) -> None:
     on_cpu = gs.train(learner(), dataset, tmp_path / "cpu", **TINY)
@@ -82,3 +119,41 @@ def test_training_on_the_gpu_follows_the_cpu(dataset: gs.Dataset, tmp_path: Path
         assert there["train_loss"] == pytest.approx(here["train_loss"], rel=0.05)  # float32, and small nets on noise
     again = gs.train(learner(), dataset.to("cuda"), tmp_path / "gpu", device="cuda", engine=engine, resume=True, **TINY)
     assert again.summary == on_gpu.summary
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_our_kernels_train_the_same_run_twice(blobs: Path, tmp_path: Path, engine: str, precision: str) -> None:
+    """They sum in a fixed order, so two processes on the same GPU give the same bits without being asked."""
+    twice(blobs, tmp_path, "--engine", engine, "--precision", precision)
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+@pytest.mark.parametrize("method", ["maml", "metasgd", "mamlpp", "anil"])
+def test_asked_to_pytorch_trains_the_same_run_twice(blobs: Path, tmp_path: Path, engine: str, method: str) -> None:
+    told = twice(blobs, tmp_path, "--engine", engine, "--method", method, "--precision", "float32", "--deterministic")
+    assert "the same bits in every run" in told
+
+
+def twice(blobs: Path, folder: Path, *options: str) -> str:
+    """Two processes train a run each with the same options; they are the same to the last bit."""
+    words = [
+        "--ways",
+        3,
+        "--queries",
+        3,
+        "--tasks",
+        2,
+        "--steps",
+        2,
+        "--filters",
+        8,
+        "--val-tasks",
+        6,
+        "--test-tasks",
+        6,
+    ]
+    words += ["--threads", 1, "--epochs", 2, "--iterations", 10, "--dataset", blobs, "--device", "cuda", *options]
+    told = [gradshare("train", *words, "--out", folder / name).stdout for name in ("one", "other")]
+    same_run(folder / "one", folder / "other")
+    return told[0]

@@ -19,8 +19,9 @@ from test_cli import SMALL, command, gradshare
 from test_training import same_run
 
 import gradshare as gs
+from gradshare.config import taken_up
 from gradshare.grid import status, work
-from gradshare.grid.cells import Cell, planned, read_state, taken_up
+from gradshare.grid.cells import Cell, planned, read_state
 from gradshare.grid.driver import drive
 from gradshare.grid.estimate import estimates
 from gradshare.interruption import Interrupted
@@ -259,13 +260,13 @@ def test_the_outcome_of_a_cell(blobs: Path, tmp_path: Path, monkeypatch: pytest.
 
 def test_a_begun_cell_keeps_what_it_settled(blobs: Path, tmp_path: Path) -> None:
     cell = cell_of(tmp_path, blobs, epochs=1)
-    assert taken_up(cell) == cell
+    assert taken_up(cell.config, cell.folder) == cell.config
     assert work.train_cell(cell) == "done"
-    open_ended = replace(cell, config=replace(cell.config, device="auto", engine="auto", threads=0))
-    settled = taken_up(open_ended).config
+    open_ended = replace(cell.config, device="auto", engine="auto", threads=0)
+    settled = taken_up(open_ended, cell.folder)
     assert (settled.device, settled.engine, settled.threads) == ("cpu", "eager", 1)
     with pytest.raises(gs.UserError, match="was begun with threads = 1, not 2"):
-        taken_up(replace(cell, config=replace(cell.config, threads=2)))
+        taken_up(replace(cell.config, threads=2), cell.folder)
 
 
 class Rehearsed:

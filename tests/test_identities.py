@@ -19,7 +19,12 @@ ALGORITHMS: dict[str, Callable[..., gs.Learner]] = {
     "maml_plus_plus": gs.maml_plus_plus,
     "anil": gs.anil,
 }
-SHARINGS = {"original": None, "global": gs.GradientSharing("global"), "tensor": gs.GradientSharing("tensor")}
+SHARINGS = {
+    "original": None,
+    "global": gs.GradientSharing("global"),
+    "tensor": gs.GradientSharing("tensor"),
+    "conditioned": gs.GradientSharing(conditioned=True),
+}
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
 every_sharing = pytest.mark.parametrize("sharing", SHARINGS.values(), ids=SHARINGS)
 

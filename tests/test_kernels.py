@@ -598,6 +598,24 @@ def test_sharing_of_gradients_that_cancel(seen: bool) -> None:
         assert (found["running"] == 0).all()
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's sums
+@pytest.mark.parametrize("seen", [False, True], ids=["first iteration", "later iteration"])
+@pytest.mark.parametrize("large", [1.0, 2e38], ids=["usual", "sums too large for a number"])
+def test_sharing_with_a_task_that_diverges(seen: bool, large: float) -> None:
+    gradients, zeros, v = draw(1, 4, 40), torch.zeros(3, device=DEVICE), draw(2, 4, 40)
+    gradients[1, :3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    gradients[:, 7], gradients[:, 9] = large, -large
+    inputs = gradients, zeros, zeros, draw(3, 40), v
+    known = torch.tensor(seen, device=DEVICE)
+    found, expected = (shared_by(share, known, 1.0, *inputs) for share in (fused.share, in_plain_operations))
+    assert found["running"].isfinite().all()
+    assert torch.equal(found["direction"].isfinite(), gradients.isfinite())
+    for what in ("running", "by gradients", "by m"):
+        assert_near(found[what], expected[what].double(), 1e-5, what=what)
+    finite = gradients.isfinite() & (gradients.abs() < 1e38)
+    assert_near(found["direction"][finite], expected["direction"][finite].double(), 1e-5)
+
+
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # the interpreter's exp(200)
 def test_a_closed_gate_leaves_every_gradient_as_it_is() -> None:
     gradients, closed = draw(1, 3, 30), torch.full((2,), -200.0, device=DEVICE)

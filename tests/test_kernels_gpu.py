@@ -104,12 +104,16 @@ def test_lower_precisions_point_the_same_way(precision: Any) -> None:
 
 
 ALGORITHMS = {"maml": gs.maml, "meta-sgd": gs.meta_sgd, "maml++": gs.maml_plus_plus, "fomaml": gs.first_order_maml}
+plain_and_conditioned = pytest.mark.parametrize(
+    "sharing", [gs.GradientSharing(), gs.GradientSharing(conditioned=True)], ids=["plain", "conditioned"]
+)
 
 
 @every_precision
+@plain_and_conditioned
 @pytest.mark.parametrize("make", ALGORITHMS.values(), ids=ALGORITHMS)
-def test_two_runs_give_the_same_bits(make: Any, precision: Any) -> None:
-    fast = make(PAPER.model(), steps=3, sharing=gs.GradientSharing()).to("cuda", precision)
+def test_two_runs_give_the_same_bits(make: Any, sharing: Any, precision: Any) -> None:
+    fast = make(PAPER.model(), steps=3, sharing=sharing).to("cuda", precision)
     state, episodes = fast.init(0), PAPER.draw(0)
     state.memory = batch_of(fast, state, PAPER.draw(1))[1].memory
     first, second = (batch_of(fast, state, episodes)[0] for _ in range(2))
@@ -120,11 +124,10 @@ def test_two_runs_give_the_same_bits(make: Any, precision: Any) -> None:
 
 
 @every_precision
+@plain_and_conditioned
 @pytest.mark.parametrize("make", ALGORITHMS.values(), ids=ALGORITHMS)
-def test_a_recorded_step_is_the_step(make: Any, precision: Any) -> None:
-    graphed, eager = (
-        make(PAPER.model(), steps=2, sharing=gs.GradientSharing()).to("cuda", precision) for _ in range(2)
-    )
+def test_a_recorded_step_is_the_step(make: Any, sharing: Any, precision: Any) -> None:
+    graphed, eager = (make(PAPER.model(), steps=2, sharing=sharing).to("cuda", precision) for _ in range(2))
     states = [learner.init(0) for learner in (graphed, eager)]
     optimisers = [gs.optimiser(state, 1e-3) for state in states]
     step = GraphedStep(graphed, states[0], optimisers[0])

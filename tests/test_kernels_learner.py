@@ -82,6 +82,8 @@ SHARINGS = {
     "memory only": MemoryOnly(),
     "batch only by tensor": BatchOnly("tensor"),
     "memory only by tensor": MemoryOnly("tensor"),
+    "conditioned": gs.GradientSharing(conditioned=True),
+    "conditioned by tensor": gs.GradientSharing("tensor", conditioned=True),
 }
 SOME = {
     "maml": (gs.maml, None, SMALL),
@@ -90,6 +92,8 @@ SOME = {
     "maml, gate only": (gs.maml, GateOnly(), SMALL),
     "maml, batch only": (gs.maml, BatchOnly(), SMALL),
     "maml, memory only": (gs.maml, MemoryOnly(), SMALL),
+    "maml, conditioned": (gs.maml, gs.GradientSharing(conditioned=True), SMALL),
+    "maml++, conditioned by tensor": (gs.maml_plus_plus, gs.GradientSharing("tensor", conditioned=True), SMALL),
     "first order, global": (gs.first_order_maml, gs.GradientSharing(), SMALL),
     "meta-sgd, global": (gs.meta_sgd, gs.GradientSharing(), SMALL),
     "maml++, global": (gs.maml_plus_plus, gs.GradientSharing(), SMALL),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -12,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_training import TINY, learner
 
+import gradshare as gs
 from gradshare import locks
+from gradshare.cli import main
 from gradshare.locks import Held, holder, lock_of, locked
 
 TAKE = """
@@ -125,3 +129,123 @@ def test_a_lock_that_another_took_over_is_left_alone(tmp_path: Path) -> None:
     with locked(tmp_path / "run"):
         forge(tmp_path / "run", host="elsewhere")
     assert lock_of(tmp_path / "run").exists()
+
+
+def test_two_paths_to_one_folder_have_one_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "link").symlink_to(tmp_path / "run")
+    monkeypatch.chdir(tmp_path / "run")
+    for path in (tmp_path / "elsewhere" / "link", Path("."), Path("../run"), tmp_path / "run"):
+        assert lock_of(path) == tmp_path / ".run.lock"
+
+
+@pytest.mark.parametrize(
+    "different",
+    [{"pid": "1"}, {"pid": None}, {"host": 5}, {"born": 1.5}, {"since": "soon"}, {"since": 1e300}, {"since": -1.0}],
+)
+def test_a_lock_with_fields_of_another_kind_is_a_damaged_one(tmp_path: Path, different: dict[str, Any]) -> None:
+    forge(tmp_path / "run", **different)
+    with pytest.raises(Held, match="in use by process 0 on a machine unknown"), locked(tmp_path / "run"):
+        pass
+
+
+def test_a_process_that_dies_while_it_locks_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock has its content from the first moment: an empty one would keep everybody out for `LEASE` seconds."""
+
+    class Crash(BaseException): ...
+
+    def crash(source: Path, target: Path) -> None:
+        assert json.loads(Path(source).read_text())["pid"] == os.getpid()
+        raise Crash
+
+    monkeypatch.setattr(os, "link", crash)
+    with pytest.raises(Crash), locked(tmp_path / "run"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refused)
+    with locked(tmp_path / "run"):
+        assert holder(tmp_path / "run") is not None
+        with pytest.raises(Held), locked(tmp_path / "run"):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_whose_answer_was_lost_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a network disk that makes the link, loses its answer and is asked again."""
+    usual = os.link
+
+    def twice(source: Path, target: Path) -> None:
+        usual(source, target)
+        usual(source, target)
+
+    monkeypatch.setattr(os, "link", twice)
+    with locked(tmp_path / "run"):
+        assert holder(tmp_path / "run") is not None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_no_lock_can_be_made_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(gs.UserError, match=r"cannot lock .*file/run: .*file/\.run\.lock"),
+        locked(tmp_path / "file" / "run"),
+    ):
+        pass
+
+    def read_only(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "write_text", read_only)
+    with (
+        pytest.raises(gs.UserError, match=r"cannot lock .*run: Read-only file system: .*\.run\.lock"),
+        locked(tmp_path / "run"),
+    ):
+        pass
+
+
+def test_every_training_locks_its_folder(dataset: gs.Dataset, tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    class Second:
+        """Tries to train in the same folder while the first is at it."""
+
+        def iteration(self, *_: Any) -> None:
+            for resume in (True, False, None):
+                with pytest.raises(Held) as refused:
+                    gs.train(learner(), dataset, tmp_path / "run", resume, **TINY)
+                seen.append(str(refused.value))
+
+        def evaluating(self, *_: Any) -> None: ...
+        def epoch(self, *_: Any) -> None: ...
+
+    gs.train(learner(), dataset, tmp_path / "run", display=Second(), **TINY | {"epochs": 1, "iterations": 1})
+    assert len(seen) == 3 and all(f"run is in use by process {os.getpid()} on " in text for text in seen)
+    assert holder(tmp_path / "run") is None and [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_second_process_gets_one_sentence_and_exit_code_2(
+    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gradshare", "train", "--dataset", str(blobs), "--out", str(tmp_path / "run")])
+    with taker(tmp_path / "run", 60) as process:
+        assert process.stdout is not None and process.stdout.readline() == "taken\n"
+        with pytest.raises(SystemExit) as end:
+            main()
+        process.kill()
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and said.count("\n") == 1 and f"run is in use by process {process.pid} on " in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_link_in_the_place_of_a_lock_is_no_lock(tmp_path: Path) -> None:
+    lock_of(tmp_path / "run").symlink_to(tmp_path / "nowhere")
+    with locked(tmp_path / "run"):
+        assert holder(tmp_path / "run") is not None
+    assert list(tmp_path.iterdir()) == []

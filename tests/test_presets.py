@@ -18,7 +18,7 @@ from gradshare.presets import CONTROLS, EVERY_ARM, PRESETS, TABLE, described, ex
 from gradshare.runs import build_learner
 
 # Not an experiment's: the machine's, or the seed. None in the presets: the recipe decides.
-FREE = {"seed", "eval_batch", "device", "engine", "threads", "precision"}
+FREE = {"seed", "eval_batch", "device", "engine", "threads", "precision", "deterministic"}
 RECIPES_OWN = {"multi_step_epochs", "first_order_epochs", "final_outer_rate"}
 
 EPOCHS = {("cub", 5): 150, ("mini", 5): 250, ("cub", 1): 750, ("mini", 1): 1250}
@@ -33,7 +33,7 @@ ALL_NAMES = [
 def test_there_are_96_names_and_no_others() -> None:
     assert len(ALL_NAMES) == 96 and set(PRESETS) == set(ALL_NAMES)
     assert set(EVERY_ARM) - set(PRESETS) == {
-        f"{name}~{arm}" for name in ALL_NAMES if "+gs" not in name for arm in CONTROLS
+        f"{name}~{arm}" for name in ALL_NAMES if "+gs" not in name for arm in (*CONTROLS, "conditioned")
     }
 
 
@@ -91,7 +91,7 @@ def test_maml_plus_plus_changes_over_the_epochs_as_its_code_does() -> None:
 
 
 def test_controls_are_arms_of_the_same_experiment() -> None:
-    for arm in CONTROLS:
+    for arm in (*CONTROLS, "conditioned"):
         config, original = preset(f"cub-1shot-5task-metasgd-10x~{arm}"), preset("cub-1shot-5task-metasgd-10x")
         different = {f.name for f in fields(RunConfig) if getattr(config, f.name) != getattr(original, f.name)}
         assert different == ({"arm", "inner_lr"} if arm == "half-rate" else {"arm"})
@@ -118,6 +118,7 @@ def test_what_is_given_wins_even_where_it_equals_the_default() -> None:
         (["*~half-rate"], [], 48),
         (["cub-5shot-5task-maml+gs"], ["original", "shared", *CONTROLS], 6),
         (["mini-1shot-*-mamlpp*"], ["memory-only"], 4),
+        (["cub-1shot-*task-maml"], ["original", "shared", "conditioned"], 6),
     ],
 )
 def test_patterns_select(patterns: list[str], arms: list[str], count: int) -> None:

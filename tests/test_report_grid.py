@@ -162,6 +162,18 @@ def test_a_control_over_seeds_accounts_for_the_gain(seeds: Path) -> None:
     assert "Most of that gain is there with the smaller step alone (half-rate)." in headline(compared(seeds))
 
 
+def test_conditioned_sharing_over_seeds_is_held_against_sharing(seeds: Path) -> None:
+    before = headline(compared(seeds))
+    for seed in (0, 1):
+        make_run(seeds / "own" / f"seed-{seed}", "conditioned", [0.9, 0.9, 0.9, 0.9], **{**PAPER, "seed": seed})
+    comparison = compared(seeds)
+    text = next(finding.text for finding in findings(comparison) if finding.about == "conditioned")
+    leads = [comparison["arms"][f"own/seed-{seed}"]["against_shared"]["mean_difference"] for seed in (0, 1)]
+    assert "Against sharing of the same seed it is ahead in 2 of 2, behind in 0" in text
+    assert f"the mean difference is +{sum(leads) / 2:.1f} ±" in text and "alone." not in text
+    assert headline(comparison) == before  # it accounts for no gain
+
+
 # The paper
 
 

@@ -133,9 +133,9 @@ def test_a_run_is_read(trio: Path) -> None:
 
 
 def test_runs_come_original_first_then_sharing_then_controls(tmp_path: Path) -> None:
-    for arm in ("memory-only", "zeta", "batch-only", "shared", "gate-only", "half-rate", "original"):
+    for arm in ("memory-only", "zeta", "conditioned", "batch-only", "shared", "gate-only", "half-rate", "original"):
         make_run(tmp_path / "deeper" / arm, arm, [0.5])
-    order = ["original", "shared", "half-rate", "gate-only", "batch-only", "memory-only", "zeta"]
+    order = ["original", "shared", "half-rate", "gate-only", "batch-only", "memory-only", "conditioned", "zeta"]
     assert [run.name for run in find_runs(tmp_path)] == order
 
 
@@ -396,6 +396,17 @@ def test_a_control_that_does_as_well_is_said_to(trio: Path) -> None:
     assert "From epoch 3 on it does as well as shared" in text
     assert "On average it gains 8.0 points on the original, where shared gains 9.8 points" in text
     assert text.endswith("on this data most of the gain is there with the smaller step alone.")
+
+
+def test_conditioned_sharing_is_no_control_and_is_held_against_sharing(trio: Path) -> None:
+    make_run(trio / "conditioned", "conditioned", [value + 0.05 for value in SHARED], gate=[0.3, 0.3])
+    arm, text = compared(trio)["arms"]["conditioned"], said(trio, "conditioned")
+    assert arm["gains"] is None and arm["against_shared"]["mean_difference"] == pytest.approx(5)
+    assert "Ahead of original: over the 6 common epochs the mean difference is +14.8 points" in text
+    assert "Ahead of shared: over the 6 common epochs the mean difference is +5.0 points" in text
+    assert "conditioned: \u03c3(\u03bb)" in legends(gates(find_runs(trio)))
+    for control in ("original", "shared", "half-rate"):
+        assert "head of shared" not in said(trio, control)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from torch import nn
 
 import gradshare as gs
 from gradshare import checkpoints
+from gradshare.errors import DamageWarning
 from gradshare.interruption import Interrupted, stop_requests
 from gradshare.run_folder import best_epochs
-from gradshare.training import Diverged
 
 TINY: dict[str, Any] = dict(epochs=3, iterations=4, tasks=2, ways=3, queries=3, val_tasks=6, test_tasks=6, eval_batch=4)
 
@@ -37,7 +37,7 @@ def same_run(first: Path, second: Path) -> None:
     for paths in zip(*found, strict=True):
         one, other = (checkpoints.load(path)[1] for path in paths)
         assert one.keys() == other.keys()
-        assert all(torch.equal(one[name], other[name]) for name in one)
+        assert all(one[name].numpy().tobytes() == other[name].numpy().tobytes() for name in one)  # NaN too
 
 
 class StopAt:
@@ -123,7 +123,8 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
     newest.write_bytes(content)
     with pytest.raises(checkpoints.Damaged, match="does not match its checksum"):
         checkpoints.load(newest.parent)
-    gs.train(learner(), dataset, tmp_path, resume=True, **TINY)
+    with pytest.warns(DamageWarning, match=f"{newest.parent.name} is damaged: .*epoch-0002-iteration-0000 is used"):
+        gs.train(learner(), dataset, tmp_path, resume=True, **TINY)
     assert (tmp_path / "metrics.jsonl").read_bytes() == (uninterrupted / "metrics.jsonl").read_bytes()
 
 
@@ -147,20 +148,6 @@ def test_folders_in_use_are_refused(uninterrupted: Path, dataset: gs.Dataset, tm
         gs.train(learner(), dataset, tmp_path, **TINY)
     with pytest.raises(gs.UserError, match=r"no config\.json"):
         gs.train(learner(), dataset, tmp_path, resume=True, **TINY)
-
-
-def test_a_loss_that_is_not_finite_stops_the_run(dataset: gs.Dataset, tmp_path: Path) -> None:
-    class Breaks:
-        def sample(self, split: str, shape: gs.Shape, tasks: int, key: tuple[int, ...]) -> gs.Episodes:
-            episodes = dataset.sample(split, shape, tasks, key)
-            if split == "train" and key[2:] == (1, 2):
-                episodes.query_x.fill_(torch.nan)
-            return episodes
-
-    with pytest.raises(Diverged, match=r"nan in epoch 2, iteration 3.*epoch-0001-iteration-0000"):
-        gs.train(learner(), Breaks(), tmp_path, **TINY)
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
-    assert not (tmp_path / "DONE").exists()
 
 
 def test_only_the_newest_and_the_best_checkpoints_are_kept(dataset: gs.Dataset, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _HOME = {
     "algorithms": ["anil", "first_order_maml", "maml", "maml_plus_plus", "meta_sgd"],
     "backbones": ["Conv4"],
+    "conditioned": ["share_by_agreement"],
     "config": ["RunConfig", "Training"],
     "controls": ["BatchOnly", "GateOnly", "MemoryOnly"],
     "data.dataset": ["Dataset", "load_dataset"],
@@ -23,7 +24,8 @@ _HOME = {
     "inner": ["InnerRule", "chain", "rate_per_element", "rate_per_tensor_and_step", "scale", "stop_gradient"],
     "learner": ["Learner", "MetaState", "Outcome"],
     "outer": ["meta_step", "optimiser"],
-    "runs": ["load_run"],
+    "pretrained": ["from_pretrained", "save_pretrained"],
+    "saved": ["load_run"],
     "sharing": ["GradientSharing", "share_gradients"],
     "torchrun": ["processes"],
     "training": ["train"],
@@ -34,6 +36,7 @@ __all__ = sorted(_MODULE)
 if TYPE_CHECKING:
     from gradshare.algorithms import anil, first_order_maml, maml, maml_plus_plus, meta_sgd
     from gradshare.backbones import Conv4
+    from gradshare.conditioned import share_by_agreement
     from gradshare.config import RunConfig, Training
     from gradshare.controls import BatchOnly, GateOnly, MemoryOnly
     from gradshare.data.dataset import Dataset, load_dataset
@@ -44,7 +47,8 @@ if TYPE_CHECKING:
     from gradshare.inner import InnerRule, chain, rate_per_element, rate_per_tensor_and_step, scale, stop_gradient
     from gradshare.learner import Learner, MetaState, Outcome
     from gradshare.outer import meta_step, optimiser
-    from gradshare.runs import load_run
+    from gradshare.pretrained import from_pretrained, save_pretrained
+    from gradshare.saved import load_run
     from gradshare.sharing import GradientSharing, share_gradients
     from gradshare.torchrun import processes
     from gradshare.training import train

@@ -2,30 +2,41 @@
 
 A checkpoint is a folder `epoch-0007-iteration-0000` with `tensors.safetensors` and `checkpoint.json`. It is written
 under another name, synced and renamed. No pickle is read or written.
+
+Whatever a later version changes, `checkpoint.json` keeps `version`, and `sha256` over all the rest: so a newer
+checkpoint is told from a damaged one.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import shutil
+import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors import torch as safetensors
 from torch import Tensor
 
-from gradshare.errors import UserError
+from gradshare.errors import DamageWarning, UserError
+from gradshare.files import NEW, opened, sealed, sha256, sync, write_synced, writing, written_by_newer
+from gradshare.reading import parse_json, read_bytes
 
 NAME = re.compile(r"epoch-(\d+)-iteration-(\d+)")
 VERSION = 1
+REPLACED = ".replaced"  # how the name of a checkpoint ends while another takes its place; it begins with a dot
 
 
 class Damaged(UserError):
-    """A checkpoint that does not match its checksums."""
+    """A checkpoint that is not as it was written."""
+
+
+class Newer(UserError):
+    """A checkpoint of a later version of gradshare."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,7 @@ class Progress:
     seconds: float = 0.0  # spent in that epoch so far
     metrics: list[dict[str, Any]] = field(default_factory=list)  # a line for each epoch finished
     timings: list[dict[str, Any]] = field(default_factory=list)
+    run: str = ""  # which run, as `config.identity` tells them apart; "" is not known
 
     @property
     def name(self) -> str:
@@ -45,51 +57,85 @@ class Progress:
 
 def save(folder: Path, progress: Progress, tensors: dict[str, Tensor]) -> Path:
     """Write a checkpoint below `folder`, whole or not at all."""
-    final = folder / progress.name
-    temporary = folder / f".{progress.name}-{os.getpid()}"
-    temporary.mkdir(parents=True)
-    try:
-        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(plain, temporary / "tensors.safetensors")
-        content = {"version": VERSION, "tensors_sha256": _sha256(temporary / "tensors.safetensors"), **asdict(progress)}
-        content["sha256"] = _digest(content)
-        (temporary / "checkpoint.json").write_text(json.dumps(content), encoding="utf-8")
-        for path in (*temporary.iterdir(), temporary):
-            sync(path)
-        if final.exists():  # the same moment reached again after a resume: what is there is replaced, not mixed
-            shutil.rmtree(final)
-        temporary.rename(final)
-        sync(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    final, temporary = folder / progress.name, folder / f".{progress.name}{NEW}"
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    content = safetensors.save(plain)
+    about = sealed({"version": VERSION, "tensors_sha256": sha256(content), **asdict(progress)})
+    with writing(final):
+        try:
+            temporary.mkdir(parents=True)
+            write_synced(temporary / "tensors.safetensors", content)
+            write_synced(temporary / "checkpoint.json", json.dumps(about).encode())
+            sync(temporary)
+            _put(temporary, final)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
     return final
 
 
-def load(path: Path) -> tuple[Progress, dict[str, Tensor]]:
-    """Read a checkpoint, or raise `Damaged`."""
+def _put(temporary: Path, final: Path) -> None:
+    """Give a checkpoint its name; the one that has it already is there, or put back by `recover`, until it has."""
+    folder, replaced = final.parent, final.with_name(f".{final.name}{REPLACED}")
+    if final.exists():  # the same moment reached again after a resume
+        final.rename(replaced)
+    temporary.rename(final)
+    sync(folder)
+    sync(folder.parent)  # where the folder of checkpoints is new
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def load(path: Path, run: str = "") -> tuple[Progress, dict[str, Tensor]]:
+    """Read a checkpoint of a run ("": of any), or raise `Damaged` or `Newer`."""
     try:
-        content = json.loads((path / "checkpoint.json").read_text(encoding="utf-8"))
-        if content.pop("sha256") != _digest(content):
-            raise Damaged(f"checkpoint {path} is damaged: checkpoint.json does not match its checksum")
-        if content.pop("version") != VERSION:
-            raise UserError(f"checkpoint {path} is of another version of gradshare")
-        if content.pop("tensors_sha256") != _sha256(path / "tensors.safetensors"):
-            raise Damaged(f"checkpoint {path} is damaged: tensors.safetensors does not match its checksum")
-        return Progress(**content), load_file(path / "tensors.safetensors")
-    except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise Damaged(f"checkpoint {path} is damaged: {error}") from None
+        content = opened(parse_json(read_bytes(path / "checkpoint.json")))
+        version = content.pop("version")
+        if version > VERSION:
+            raise Newer(f"{path} {written_by_newer('checkpoint', version, VERSION)}")
+        tensors = read_bytes(path / "tensors.safetensors")
+        if content.pop("tensors_sha256") != sha256(tensors):
+            raise ValueError("tensors.safetensors does not match its checksum")
+        progress = Progress(**content)
+        epochs = [line["epoch"] for line in progress.metrics]
+        if version != VERSION or progress.name != path.name or epochs != [*range(1, progress.epoch + 1)]:
+            raise ValueError(f"it holds version {version} of {progress.name}, with the metrics of epochs {epochs}")
+        if run and progress.run not in ("", run):
+            raise ValueError("it is of a run with other options than config.json has")
+        return progress, safetensors.load(tensors)
+    except Newer:
+        raise
+    except PermissionError as error:
+        raise UserError(f"cannot read {error.filename}: {error.strerror}") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
+        raise Damaged(f"checkpoint {path} is damaged: {_reason(error)}") from None
 
 
-def newest(folder: Path) -> tuple[Progress, dict[str, Tensor]] | None:
-    """The newest sound checkpoint; None if there are none at all; `Damaged` if all are damaged."""
-    damaged: Damaged | None = None
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{error.strerror}: {os.path.basename(error.filename or '')}"
+    unlike_ours = isinstance(error, KeyError | TypeError | AttributeError)
+    return f"checkpoint.json is not as gradshare writes it ({error})" if unlike_ours else str(error)
+
+
+def newest(folder: Path, run: str = "") -> tuple[Progress, dict[str, Tensor]] | None:
+    """The newest sound checkpoint of a run; None if there are none at all.
+
+    A damaged one that is passed over is named in a `DamageWarning`. `Damaged` if all are; `Newer` if one is.
+    """
+    damaged: list[Damaged] = []
     for path in reversed(listing(folder)):
         try:
-            return load(path)
+            found = load(path, run)
         except Damaged as error:
-            damaged = damaged or error
-    if damaged is not None:
-        raise damaged
+            damaged.append(error)
+            continue
+        for reason in damaged:
+            warnings.warn(f"{reason}; {path.name} is used in its place", DamageWarning, stacklevel=2)
+        return found
+    if damaged:
+        raise Damaged(
+            f"{damaged[0]}; none of the {len(damaged)} in {folder} is sound: restore one from a copy,"
+            " or start the run again in another folder"
+        )
     return None
 
 
@@ -104,13 +150,26 @@ def prune(folder: Path, best_epochs: list[int], latest: int = 2) -> None:
     for path in listing(folder)[:-latest]:
         epoch, iteration = _moment(path)
         if iteration or epoch not in best_epochs:
-            shutil.rmtree(path)
+            _remove(path.rename(path.with_name(f".{path.name}")))  # half removed it would pass for a damaged one
 
 
-def remove_unfinished(folder: Path) -> None:
+def recover(folder: Path) -> None:
     """Clear away what a process that was killed while writing left behind."""
+    for path in folder.glob(f".epoch-*{REPLACED}"):
+        final = path.with_name(path.name[1 : -len(REPLACED)])
+        if not final.exists():
+            path.rename(final)
     for path in folder.glob(".epoch-*"):
-        shutil.rmtree(path)
+        _remove(path)
+
+
+def set_aside(folder: Path, progress: Progress) -> None:
+    """Rename the checkpoints after this one, which `newest` found damaged, so that the run can pass them again."""
+    for path in listing(folder):
+        if _moment(path) > (progress.epoch, progress.iteration):
+            aside = path.with_name(f"{path.name}.damaged")
+            _remove(aside)
+            path.rename(aside)
 
 
 def of_epoch(folder: Path, epoch: int) -> Path:
@@ -118,25 +177,14 @@ def of_epoch(folder: Path, epoch: int) -> Path:
     return folder / Progress(epoch).name
 
 
-def sync(path: Path) -> None:
-    """Have the system write a file or folder to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _moment(path: Path) -> tuple[int, int]:
     match = NAME.fullmatch(path.name)
     assert match is not None
     return int(match[1]), int(match[2])
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _digest(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import sys
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from cyclopts import App, CycloptsError
 
 from gradshare import __version__
 from gradshare.cli_bench import bench
 from gradshare.cli_data import data_app
+from gradshare.cli_export import export
 from gradshare.cli_grid import grid_app
 from gradshare.cli_options import Given, Options
 from gradshare.config import Arm, RunConfig, read_config, run_config
-from gradshare.errors import UserError
+from gradshare.errors import TOO_LITTLE_MEMORY, UserError, out_of_memory, say_warnings_plainly
+from gradshare.limits import MOST_SEED, check_range, printable
 from gradshare.presets import CONTROLS
+from gradshare.waiting import bar, says_how_to_go_on, stoppable, stoppable_run
 
 if TYPE_CHECKING:
     from gradshare.distributed import Group
@@ -26,9 +31,11 @@ app = App(
     name="gradshare",
     version=__version__,
     help="Meta-learning that shares gradients between tasks. Start with: gradshare compare --out runs/first",
+    suppress_keyboard_interrupt=False,  # main answers it
 )
 app.command(bench)
 app.command(data_app)
+app.command(export)
 app.command(grid_app)
 
 
@@ -61,8 +68,8 @@ def compare(
     from gradshare.data.dataset import load_dataset
     from gradshare.display import screen
     from gradshare.runs import setting, settle
-    from gradshare.waiting import bar, says_how_to_go_on
 
+    check_range("jobs", jobs, 0)
     if "RANK" in os.environ:
         raise UserError("compare starts its own processes; torchrun is for train")
     config = options.over(preset and preset.partition("~")[0])  # a control's options are its own
@@ -70,9 +77,11 @@ def compare(
     with bar("building the data set, once", "classes") as progress:  # once, before several processes want it
         load_dataset(config.dataset, config.pixels, progress)
     print(setting(settle(config)), flush=True)
-    with says_how_to_go_on(f"gradshare {shlex.join(sys.argv[1:])}"), screen(config) as shown:
-        comparison.compare(config, chosen, out, jobs, shown)
-    _show_report(reports.write_report(out, command=f"gradshare {shlex.join(sys.argv[1:])}"), out)
+    with says_how_to_go_on(_command()), screen(config) as shown:
+        diverged = comparison.compare(config, chosen, out, jobs, shown)
+    _show_report(reports.write_report(out, command=_command()), out)
+    for arm, cause in diverged.items():
+        print(f"{arm} diverged and was stopped: {cause}")
 
 
 @app.command
@@ -105,12 +114,19 @@ def train(
         )
     if options.arm == "half-rate":
         raise UserError("half-rate is an arm of compare; here say --arm original and the --inner-lr you mean")
-    if "RANK" not in os.environ:
-        _config(options, preset, resume)  # a mistake is told before PyTorch is loaded
-    from gradshare.torchrun import command, ends_at_once, one_voice, processes
-
     folder = out or resume
     assert folder is not None
+    if "RANK" in os.environ:
+        _train_in_group(options, preset, folder, resume, timeout)
+        return
+    _config(options, preset, resume)  # a mistake is told before PyTorch is loaded
+    with stoppable_run(folder, _command(), f"gradshare train --resume {shlex.quote(str(folder))}"):
+        _train_in_group(options, preset, folder, resume, timeout)
+
+
+def _train_in_group(options: Options, preset: str | None, folder: Path, resume: Path | None, timeout: float) -> None:
+    from gradshare.torchrun import command, ends_at_once, one_voice, processes
+
     with ends_at_once(), processes(timeout) as group:
         go_on = f"{command(group)} train --resume {shlex.quote(str(folder))}"
         with one_voice(group, go_on):
@@ -128,11 +144,9 @@ def _config(options: Options, preset: str | None, resume: Path | None) -> RunCon
 
 def _train(config: RunConfig, folder: Path, resume: bool, group: Group, go_on: str) -> None:
     from gradshare.data.dataset import load_dataset
-    from gradshare.display import RunDisplay, screen
+    from gradshare.display import RunDisplay, Silent, screen
     from gradshare.runs import run, setting, settle
     from gradshare.torchrun import first_of_machine_first
-    from gradshare.training import Silent
-    from gradshare.waiting import bar, says_how_to_go_on
 
     group.share(config.tasks)  # refuses more processes than tasks
     with first_of_machine_first(group), bar("building the data set, once", "classes") as progress:
@@ -148,7 +162,9 @@ def _train(config: RunConfig, folder: Path, resume: bool, group: Group, go_on: s
 
 
 @app.command
-def test(folder: Path, *, tasks: int = 600, seed: int | None = None, split: str = "test") -> None:
+def test(
+    folder: Path, *, tasks: int = 600, seed: int | None = None, split: Literal["train", "val", "test"] = "test"
+) -> None:
     """Test a trained run on new tasks: its best epoch, and the ensemble of its five best.
 
     Parameters
@@ -165,10 +181,13 @@ def test(folder: Path, *, tasks: int = 600, seed: int | None = None, split: str 
     from gradshare.data.dataset import load_dataset
     from gradshare.episodes import Shape
     from gradshare.evaluation import evaluate
-    from gradshare.runs import decided, load_run, settle
+    from gradshare.runs import decided, settle
+    from gradshare.saved import load_run
 
     if tasks < 2:
         raise UserError(f"an interval over tasks needs at least 2 tasks, not {tasks}")
+    check_range("tasks", tasks, 2)
+    check_range("seed", seed or 0, 0, MOST_SEED)
     saved = load_run(folder)
     config = settle(saved.run_config)
     dataset = load_dataset(config.dataset, config.pixels).to(config.device)
@@ -198,11 +217,18 @@ def report(folder: Path) -> None:
 
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder")
-    _show_report(reports.write_report(folder, command=f"gradshare {shlex.join(sys.argv[1:])}"), folder)
+    _show_report(reports.write_report(folder, command=_command()), folder)
 
 
-def _score(accuracy: float | None, interval: float, loss: float) -> str:
-    return f"loss {loss:.4g} ± {interval:.2g}" if accuracy is None else f"{accuracy:.2%} ± {interval:.2%}"
+def _command() -> str:
+    """The command as it was typed."""
+    return f"gradshare {shlex.join(sys.argv[1:])}"
+
+
+def _score(accuracy: float | None, interval: float | None, loss: float | None) -> str:
+    if accuracy is not None:
+        return f"{accuracy:.2%} ± {interval:.2%}"
+    return "no finite loss" if loss is None else f"loss {loss:.4g}" + ("" if interval is None else f" ± {interval:.2g}")
 
 
 def _print_summary(folder: Path, summary: dict[str, Any]) -> None:
@@ -227,12 +253,26 @@ def _show_report(comparison: dict[str, Any], folder: Path) -> None:
 
 def main() -> None:
     """Run the command line: 0 done, 2 something the user can mend, 3 stopped and saved."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a folder may have a name that is no text
+    say_warnings_plainly()
     try:
-        app(exit_on_error=False, print_error=False)
+        if any("\0" in word for word in sys.argv):
+            raise UserError("a word of the command has a NUL byte in it")
+        with nullcontext() if "RANK" in os.environ else stoppable(f"to go on: {_command()}"):
+            app(sys.argv[1:], exit_on_error=False, print_error=False)
     except (CycloptsError, UserError) as error:
-        if os.environ.get("RANK", "0") == "0":  # torchrun's other processes were given the same words
-            print(f"gradshare: {' '.join(str(error).split())}", file=sys.stderr)
-        raise SystemExit(2) from None
+        _refuse(str(error))
     except OSError as error:
-        print(f"gradshare: {error.strerror}: {error.filename}", file=sys.stderr)
-        raise SystemExit(2) from None
+        _refuse(f"{error.strerror or error}{'' if error.filename is None else f': {error.filename}'}")
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        _refuse(TOO_LITTLE_MEMORY)
+
+
+def _refuse(reason: str) -> NoReturn:
+    """Say it in one line, and end with exit code 2."""
+    if os.environ.get("RANK", "0") == "0":  # torchrun's other processes were given the same words
+        print(f"gradshare: {printable(' '.join(reason.split()))}", file=sys.stderr)
+    raise SystemExit(2) from None

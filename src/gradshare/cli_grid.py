@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter, default_name_transform
 
 from gradshare.cli_options import Given
-from gradshare.config import Arm, RunConfig
+from gradshare.config import Arm, RunConfig, taken_up
 from gradshare.errors import UserError
+from gradshare.limits import MOST, MOST_SEED, check_range
 from gradshare.presets import CONTROLS, IMAGE, described, select
 from gradshare.waiting import bar, says_how_to_go_on
 
@@ -69,7 +72,6 @@ def list_presets(
 
 def _estimated(configs: list[RunConfig], options: Given) -> tuple[int, list[float]]:
     """How many runs at a time, and the seconds of each."""
-    print("timing meta-iterations on this machine, about 10 s ...", file=sys.stderr, flush=True)
     from gradshare.data.dataset import load_dataset
     from gradshare.grid.estimate import estimates
     from gradshare.runs import settle
@@ -77,6 +79,7 @@ def _estimated(configs: list[RunConfig], options: Given) -> tuple[int, list[floa
 
     image = load_dataset(options.dataset).image if "dataset" in options.given else IMAGE
     jobs, threads = side_by_side(0, len(configs), settle(RunConfig(device=options.device)).device)
+    print("timing meta-iterations on this machine, about 10 s ...", file=sys.stderr, flush=True)
     return jobs, estimates((replace(config, threads=options.threads or threads), image) for config in configs)
 
 
@@ -110,7 +113,7 @@ def run(
     cpus: float = 1,
     gpus: float | None = None,
 ) -> None:
-    """Train experiments. The same command again skips what is done and goes on with the rest.
+    """Train experiments. The same command again skips what is done or diverged and goes on with the rest.
 
     Parameters
     ----------
@@ -139,10 +142,18 @@ def run(
     """
     if not patterns:
         raise UserError("say which experiments: gradshare grid run 'cub-5shot-5task-maml*'; gradshare grid list")
-    if not seeds or min(seeds) < 0 or jobs < 0 or retries < 0:
-        raise UserError("seeds, jobs and retries are whole numbers from 0 on, and there is at least one seed")
+    if not seeds:
+        raise UserError("there is no run without a seed: give at least one to --seeds")
+    numbers = {"seeds": min(seeds), "jobs": jobs, "retries": retries, "cpus": cpus, "gpus": gpus or 0}
+    for name, value in numbers.items():
+        check_range(name, value, 0, MOST_SEED if name == "seeds" else MOST)
     cells = [
-        _cell(out.resolve(), name, replace(_configured(name, options), seed=seed), engine == "ray" and gpus == 0)
+        _cell(
+            Path(os.path.realpath(out)),
+            name,
+            replace(_configured(name, options), seed=seed),
+            engine == "ray" and gpus == 0,
+        )
         for name in select(patterns, _arms(arms, controls))
         for seed in sorted(set(seeds))
     ]
@@ -153,14 +164,15 @@ def run(
     _load_data(cells)
     trainer, threads = _engine(engine, jobs, len(cells), options, (address, cpus, gpus, retries))
     cells = [replace(cell, config=replace(cell.config, threads=cell.config.threads or threads)) for cell in cells]
-    for cell in cells:
-        cell.plan()
-    left = [cell for cell in cells if not cell.done]
+    left = [cell for cell in cells if not cell.ended]
     print(f"{len(left)} of {len(cells)} cells to train, in {out}", flush=True)
     failed: list[Cell] = []
-    if left:
-        with says_how_to_go_on(f"gradshare {shlex.join(sys.argv[1:])}"), trainer, screen(left) as shown:
-            failed = drive(left, trainer, shown, retries if engine == "local" else 0, out)
+    with says_how_to_go_on(f"gradshare {shlex.join(sys.argv[1:])}"), trainer if left else nullcontext():
+        for cell in cells:
+            cell.plan()
+        if left:
+            with screen(left) as shown:
+                failed = drive(left, trainer, shown, retries if engine == "local" else 0, out)
     print(
         f"{counted(read_state(cell) for cell in cells)}; for tables and plots: gradshare report {shlex.quote(str(out))}"
     )
@@ -215,9 +227,10 @@ def _configured(name: str, options: Given) -> RunConfig:
 
 def _cell(out: Path, name: str, config: RunConfig, cpu: bool) -> Cell:
     """A cell as it will be trained: with what it settled if it was begun; without a GPU if it gets none."""
-    from gradshare.grid.cells import Cell, taken_up
+    from gradshare.grid.cells import Cell
 
-    return taken_up(Cell(out, name, replace(config, device="cpu") if cpu and config.device == "auto" else config))
+    cell = Cell(out, name, replace(config, device="cpu") if cpu and config.device == "auto" else config)
+    return replace(cell, config=taken_up(cell.config, cell.folder))
 
 
 def _load_data(cells: list[Cell]) -> None:

@@ -4,37 +4,42 @@ from __future__ import annotations
 
 import queue
 import time
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
 
-from gradshare.config import Arm, RunConfig
+from gradshare.config import Arm, RunConfig, taken_up
 from gradshare.display import RunDisplay, Screen
-from gradshare.errors import UserError
+from gradshare.divergence import Diverged, Divergence, read_note
+from gradshare.errors import UserError, say_warnings_plainly
 from gradshare.interruption import Interrupted, stop_requests
-from gradshare.locks import locked
 from gradshare.presets import arm_options
 from gradshare.runs import run, settle
 from gradshare.workers import DONE, FAILED, STOPPED, Processes, side_by_side
 
 
-def compare(config: RunConfig, arms: list[Arm], folder: Path, jobs: int, screen: Screen) -> None:
-    """Train every arm below `folder`; finished arms are kept, unfinished ones go on where they stopped."""
-    device = settle(config).device
-    jobs, threads = side_by_side(jobs, len(arms), device)
-    config = replace(config, device=device, threads=config.threads or threads)
-    configs = [replace(config, **arm_options(config, arm)) for arm in arms]
+def compare(config: RunConfig, arms: list[Arm], folder: Path, jobs: int, screen: Screen) -> dict[str, Divergence]:
+    """Train every arm below `folder`; finished arms are kept, unfinished ones go on where they stopped.
+
+    An arm that diverges is a result: the others go on, and it is not tried again. Gives those that did, with the cause.
+    """
+    begun = [taken_up(replace(config, **arm_options(config, arm)), folder / arm) for arm in arms]
+    jobs, threads = side_by_side(jobs, len(arms), settle(config).device)
+    configs = [replace(one, threads=one.threads or threads) for one in begun]
     if jobs == 1:
         for one in configs:
             _train(one, folder / one.arm, RunDisplay(screen, one.arm))
     else:
         _parallel(configs, folder, jobs, screen)
+    notes = {arm: read_note(folder / arm) for arm in arms}
+    return {arm: note for arm, note in notes.items() if note is not None}
 
 
 def _train(config: RunConfig, folder: Path, display: RunDisplay) -> None:
-    with locked(folder):
-        run(config, folder, resume=(folder / "config.json").exists(), display=display)
+    with suppress(Diverged):  # the run's folder says so
+        run(config, folder, resume=None, display=display)
 
 
 def _parallel(configs: list[RunConfig], folder: Path, jobs: int, screen: Screen) -> None:
@@ -93,6 +98,7 @@ class _Forwarding:
 
 def _child(config: RunConfig, folder: Path, events: Queue[Any]) -> None:
     """One arm in a process of its own."""
+    say_warnings_plainly()
     try:
         _train(config, folder, RunDisplay(_Forwarding(events), config.arm))
     except Interrupted:

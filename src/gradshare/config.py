@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from gradshare.errors import UserError
+from gradshare.files import opened, sealed, written_by_newer
+from gradshare.limits import MOST, MOST_SEED, MOST_THREADS, check_range, shown
+from gradshare.reading import parse_json, read_text
 
 Method = Literal["maml", "metasgd", "mamlpp", "fomaml", "anil"]
-Arm = Literal["original", "shared", "half-rate", "gate-only", "batch-only", "memory-only"]
+Arm = Literal["original", "shared", "half-rate", "gate-only", "batch-only", "memory-only", "conditioned"]
 VERSION = 1
 
 
@@ -60,7 +63,7 @@ class RunConfig(Training):
     method: Method = "maml"
     """The algorithm."""
     arm: Arm = "shared"
-    """With sharing, the original without, or one of the controls."""
+    """With sharing, the original without, one of the controls, or sharing conditioned on the task."""
     norm: Literal["global", "tensor"] = "global"
     """What the shared gradient is normalised over."""
     inner_lr: float = 0.1
@@ -89,6 +92,8 @@ class RunConfig(Training):
     """float32: PyTorch's operations; tf32, bf16: our GPU kernels; auto is tf32 where they fit, else float32."""
     threads: int = 0
     """CPU threads; 0 is one for each core."""
+    deterministic: bool = False
+    """The same bits in every run on a GPU too, by PyTorch's slower algorithms; on a CPU that is always so."""
 
 
 LOWEST = {
@@ -102,6 +107,7 @@ LOWEST = {
     "first_order_epochs": 0,
     "final_outer_rate": 0,
 }  # of every other whole number: 1
+HIGHEST = {"seed": MOST_SEED, "threads": MOST_THREADS}  # of every other number: MOST
 ABOVE_ZERO = ("outer_lr", "inner_lr")
 
 
@@ -110,13 +116,13 @@ def _check(name: str, kind: Any, value: Any) -> None:
     kinds = get_args(kind) or (kind,)
     if get_origin(kind) is Literal:
         if value not in kinds:
-            raise UserError(f"{name} is one of {', '.join(kinds)}, not {value!r}")
+            raise UserError(f"{name} is one of {', '.join(kinds)}, not {shown(value)}")
     elif type(value) not in kinds and not (type(value) is int and float in kinds):
-        raise UserError(f"{name} is {value!r}; it must be a {WORDS[kinds[0]]}")
+        raise UserError(f"{name} is {shown(value)}; it must be a {WORDS[kinds[0]]}")
     elif name in ABOVE_ZERO and not 0 < value < math.inf:
-        raise UserError(f"{name} is {value}; it must be above 0")
-    elif type(value) in (int, float) and name not in ABOVE_ZERO and not LOWEST.get(name, 1) <= value < math.inf:
-        raise UserError(f"{name} is {value}; it must be at least {LOWEST.get(name, 1)}")
+        raise UserError(f"{name} is {shown(value)}; it must be above 0")
+    elif type(value) in (int, float):
+        check_range(name, value, 0 if name in ABOVE_ZERO else LOWEST.get(name, 1), HIGHEST.get(name, MOST))
 
 
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}
@@ -124,20 +130,33 @@ WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false
 
 def config_text(config: dict[str, Any]) -> str:
     """What `config.json` holds."""
-    return json.dumps({"version": VERSION, **config}, indent=2, default=str) + "\n"
+    return json.dumps(sealed({"version": VERSION, **config}), indent=2) + "\n"
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The options of a run, as `config.json` in its folder has them."""
     path = folder / "config.json"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(read_text(path))
     except FileNotFoundError:
         raise UserError(f"{folder} is not a run: it has no config.json") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except NotADirectoryError:
+        raise UserError(f"{folder} is not a run: it is a file") from None
+    except UserError:
+        raise
+    except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from None
-    if not isinstance(content, dict) or content.pop("version", None) != VERSION:
-        raise UserError(f"{path} is of another version of gradshare, or not a run's configuration")
+    if not isinstance(content, dict) or type(content.get("version")) is not int:
+        raise UserError(f"{path} is not a run's configuration: it has no version")
+    try:
+        content = opened(content) if "sha256" in content else content  # runs begun before 0.1 have none
+    except ValueError as error:
+        raise UserError(f"{path} was changed or is damaged: {error}; restore it from a copy") from None
+    version = content.pop("version")
+    if version > VERSION:
+        raise UserError(f"{path} {written_by_newer('configuration', version, VERSION)}")
+    if version < VERSION:
+        raise UserError(f"{path} is of version {version}, which never was")
     return content
 
 
@@ -152,3 +171,28 @@ def run_config(content: dict[str, Any], where: Path) -> RunConfig:
         return RunConfig(**content)
     except TypeError as error:
         raise UserError(f"{where / 'config.json'} is damaged: {error}") from None
+
+
+def identity(config: dict[str, Any]) -> str:
+    """What tells runs apart: a digest of all options but how long to go on."""
+    return str(sealed({name: value for name, value in config.items() if name != "epochs"})["sha256"])
+
+
+def taken_up(config: RunConfig, folder: Path) -> RunConfig:
+    """The configuration of a run that may have begun in `folder`, with what it settled for the machine then.
+
+    A run goes on with the device, the threads, ... that it began with, wherever it is taken up. Refuses other options
+    than its own.
+    """
+    if not (folder / "config.json").exists():
+        return config
+    stored = asdict(run_config(read_config(folder), folder))
+    left_open = {name for name, value in asdict(config).items() if value == "auto"}
+    left_open |= {"threads"} if config.threads == 0 else set()
+    for name, value in asdict(config).items():
+        if name not in left_open and value != stored[name]:
+            raise UserError(
+                f"the run in {folder} was begun with {name} = {stored[name]!r}, not {value!r};"
+                " give the same options as then, or choose another folder"
+            )
+    return RunConfig(**stored)

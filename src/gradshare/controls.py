@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from gradshare.inner import InnerRule, SumTasks, Tree, Update, Weights, sum_of_tasks, without_memory
-from gradshare.sharing import NormScope, mix, normalised, recall_shared, remember_shared, start_sharing
+from gradshare.sharing import NormScope, finite_part, mix, normalised, recall_shared, remember_shared, start_sharing
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class BatchOnly:
     def rule(self) -> InnerRule:
         def meeting(sum_tasks: SumTasks) -> Update:
             def together(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, Weights]:
-                fresh = normalised(sum_tasks(gradients), self.norm)
+                fresh = normalised(sum_tasks(finite_part(gradients)), self.norm)
                 return mix(gradients, fresh, torch.sigmoid(learned["lam"][step])), fresh
 
             return together
@@ -77,7 +77,7 @@ class MemoryOnly:
     def rule(self) -> InnerRule:
         def meeting(sum_tasks: SumTasks) -> Update:
             def together(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, Weights]:
-                fresh = normalised(sum_tasks(gradients), self.norm)
+                fresh = normalised(sum_tasks(finite_part(gradients)), self.norm)
                 stored = {name: memory["ghat"][name][step] for name in fresh}
                 running = {name: torch.where(memory["seen"], (g + stored[name]) / 2, g) for name, g in fresh.items()}
                 return recall_shared(gradients, learned, memory, step)[0], running

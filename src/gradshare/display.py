@@ -7,6 +7,23 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from gradshare.config import Training
+from gradshare.divergence import saturated
+
+
+class Display(Protocol):
+    """What a run tells while it goes on."""
+
+    def iteration(self, epoch: int, iteration: int, loss: float, accuracy: float | None) -> None: ...
+    def evaluating(self, split: str, done: int, total: int) -> None: ...
+    def epoch(self, metrics: dict[str, Any], seconds: float) -> None: ...
+
+
+class Silent:
+    """A display that shows nothing."""
+
+    def iteration(self, epoch: int, iteration: int, loss: float, accuracy: float | None) -> None: ...
+    def evaluating(self, split: str, done: int, total: int) -> None: ...
+    def epoch(self, metrics: dict[str, Any], seconds: float) -> None: ...
 
 
 class Screen(Protocol):
@@ -40,20 +57,37 @@ class RunDisplay:
 def summary_of(metrics: dict[str, Any]) -> str:
     """An epoch in words: validation with its interval, and the mean gates."""
     if metrics["val_accuracy"] is None:
-        text = f"val loss {metrics['val_loss']:.4g}±{metrics['val_interval']:.2g}"
+        spread = "" if metrics["val_interval"] is None else f"±{metrics['val_interval']:.2g}"
+        text = "no finite val loss" if metrics["val_loss"] is None else f"val loss {metrics['val_loss']:.4g}{spread}"
     else:
         text = f"val {metrics['val_accuracy']:.1%} ±{metrics['val_interval']:.1%}"
     for name, symbol in (("m", "σ(m)"), ("lam", "σ(λ)")):
         if metrics[name] is not None:
             text += f" {symbol} {sum(metrics[name]) / len(metrics[name]):.2f}"
+    if metrics.get("skipped"):
+        text += f" skipped {metrics['skipped']}"
     return text
+
+
+class _Warnings:
+    """Tells of a run's first saturated gate, once."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def of(self, run: str, metrics: dict[str, Any]) -> str | None:
+        found = saturated(metrics)
+        if not found or run in self._told:
+            return None
+        self._told.add(run)
+        return f"{run}: saturated after epoch {metrics['epoch']}: {found[0]}"
 
 
 class PlainScreen:
     """One line an epoch, for files and pipes."""
 
     def __init__(self, training: Training) -> None:
-        self.training = training
+        self.training, self.warnings = training, _Warnings()
 
     def __enter__(self) -> Self:
         return self
@@ -65,6 +99,8 @@ class PlainScreen:
     def epoch(self, run: str, metrics: dict[str, Any], seconds: float) -> None:
         place = f"epoch {metrics['epoch']}/{self.training.epochs}"
         print(f"{run:<11}  {place}  {summary_of(metrics)}  {seconds:.1f} s", flush=True)
+        if warning := self.warnings.of(run, metrics):
+            print(warning, flush=True)
 
 
 class LiveScreen:
@@ -73,7 +109,7 @@ class LiveScreen:
     def __init__(self, training: Training) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self.training = training
+        self.training, self.warnings = training, _Warnings()
         self._rows: dict[str, Any] = {}
         self._progress = Progress(
             TextColumn("{task.fields[run]}"),
@@ -107,6 +143,8 @@ class LiveScreen:
     def epoch(self, run: str, metrics: dict[str, Any], seconds: float) -> None:
         done = metrics["epoch"] * self.training.iterations
         self._progress.update(self._row(run), completed=done, last=summary_of(metrics))
+        if warning := self.warnings.of(run, metrics):
+            self._progress.console.print(warning, markup=False, highlight=False)
 
 
 def screen(training: Training) -> Screen:

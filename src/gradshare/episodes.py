@@ -73,6 +73,8 @@ class TaskSource(Protocol):
 
 def task_key(seed: int, split: str, epoch: int = 0, iteration: int = 0) -> tuple[int, ...]:
     """The key of a batch of tasks. Two methods with one seed see the same tasks."""
+    if split not in SPLITS:
+        raise UserError(f"a split is one of {', '.join(SPLITS)}, not '{split}'")
     return (seed, SPLITS.index(split), epoch, iteration)
 
 

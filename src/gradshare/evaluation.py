@@ -22,18 +22,27 @@ class Evaluation:
     accuracies: Tensor | None  # [tasks]; None where targets are not classes
 
     @property
-    def loss(self) -> float:
-        return self.losses.mean().item()
+    def diverged(self) -> int:
+        """Tasks whose loss is not finite."""
+        return len(self.losses) - len(_finite(self.losses))
+
+    @property
+    def loss(self) -> float | None:
+        """The mean over the tasks that did not diverge; None where all did."""
+        return finite_mean(self.losses)
 
     @property
     def accuracy(self) -> float | None:
         return None if self.accuracies is None else self.accuracies.mean().item()
 
     @property
-    def interval(self) -> float:
-        """Half the width of the 95 % interval over tasks, of the accuracy, or of the loss where there is none."""
-        scores = self.losses if self.accuracies is None else self.accuracies
-        return 1.96 * scores.std().item() / math.sqrt(len(scores)) if len(scores) > 1 else math.inf
+    def interval(self) -> float | None:
+        """Half the width of the 95 % interval over tasks, of the accuracy, or of the loss where there is none.
+
+        None where there are not two tasks to tell.
+        """
+        scores = _finite(self.losses) if self.accuracies is None else self.accuracies
+        return 1.96 * scores.std().item() / math.sqrt(len(scores)) if len(scores) > 1 else None
 
 
 @torch.no_grad()
@@ -72,6 +81,16 @@ def evaluate(
         between(min(tasks, (first + group.size) * batch))
     found = {number: part for own in group.gather(parts) for number, part in own.items()}
     return _joined([found[number] for number in sorted(found)], device)
+
+
+def finite_mean(values: Tensor) -> float | None:
+    """The mean of those that are finite; None where none is."""
+    finite = _finite(values)
+    return finite.mean().item() if len(finite) else None
+
+
+def _finite(values: Tensor) -> Tensor:
+    return values[values.isfinite()].double()  # in float32 the sum of large losses overflows
 
 
 def _joined(parts: list[Evaluation], device: torch.device) -> Evaluation:

@@ -16,6 +16,14 @@ class Interrupted(Exception):  # noqa: N818: nothing went wrong
         super().__init__(f"stopped {where}; all is saved in {folder}")
 
 
+class AtOnce(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM where there is nothing to save first, or for the second time.
+
+    Not KeyboardInterrupt itself: that, caught on its way out of an `exec`, as in many imports, makes Python end as if
+    killed, whatever exit code was meant.
+    """
+
+
 @contextmanager
 def stop_requests(patient: bool = False) -> Iterator[Callable[[], bool]]:
     """Within the block, the first Ctrl-C or SIGTERM is a request to stop; a second one stops at once.
@@ -30,7 +38,7 @@ def stop_requests(patient: bool = False) -> Iterator[Callable[[], bool]]:
 
     def handle(number: int, frame: object) -> None:
         if asked.is_set() and not patient:
-            raise KeyboardInterrupt
+            raise AtOnce
         asked.set()
 
     wanted = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]

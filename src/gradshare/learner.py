@@ -89,6 +89,13 @@ class Outcome(NamedTuple):
     losses: Tensor  # [tasks]: query loss after the last step, detached
     accuracy: Tensor | None  # [tasks]: share of query examples classified right; None where targets are not classes
     memory: Tree  # the memory for the next meta-iteration, detached
+    fault: Tensor | None = None  # []: of `meta_step`: 0 where the step was taken, else the first thing not finite
+
+    @property
+    def taken(self) -> Tensor:  # []
+        """Whether `meta_step` took the step; a batch that was only judged has no answer."""
+        assert self.fault is not None
+        return self.fault == 0
 
 
 @dataclass(frozen=True)

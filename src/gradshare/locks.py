@@ -9,6 +9,7 @@ seconds by the clock of the disk. Imports nothing heavy.
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import os
 import socket
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gradshare.errors import UserError
+from gradshare.reading import parse_json, read_text
 
 LEASE, RENEWAL = 120.0, 15.0  # seconds
 
@@ -58,7 +60,10 @@ def locked(folder: Path) -> Iterator[None]:
     """Within the block this process alone works on `folder`, which need not be there yet; `Held` if another does."""
     path = lock_of(folder)
     new = not path.parent.exists()
-    own = _acquire(path, folder)
+    try:
+        own = _acquire(path, folder)
+    except OSError as error:
+        raise UserError(f"cannot lock {folder}: {error.strerror}: {path}") from error
     done = threading.Event()
     renewing = threading.Thread(target=_renew, args=(path, done), daemon=True)
     renewing.start()
@@ -75,8 +80,9 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def lock_of(folder: Path) -> Path:
-    """Where the lock of a folder is: beside it, for the folder may have to be empty."""
-    return folder.parent / f".{folder.name}.lock"
+    """Where the lock of a folder is, whatever path leads there: beside it, for the folder may have to be empty."""
+    parent, name = os.path.split(os.path.realpath(folder))
+    return Path(parent) / f".{name}.lock"
 
 
 def holder(folder: Path) -> Holder | None:
@@ -91,14 +97,33 @@ def _acquire(path: Path, folder: Path) -> Holder:
     own = _own()
     while True:
         try:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(json.dumps(own._asdict()))
+            _create(path, json.dumps(own._asdict()))
+            for left in path.parent.glob(f"{glob.escape(path.name)}.*"):  # by a process killed in `_create`
+                left.unlink(missing_ok=True)
             return own
         except FileExistsError:
             found = _read(path)
+        if found == own:  # a network disk made the link and lost its answer
+            return own
         if found is not None and _alive(found, path):
             raise Held(f"{folder} is in use by {found} (lock {path})")
         _remove_stale(path, found)
+
+
+def _create(path: Path, text: str) -> None:
+    """Make a file that is not there yet, and has its content from the first moment; FileExistsError if it is there."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a disk without links, such as a USB stick's
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _remove_stale(path: Path, found: Holder | None) -> None:
@@ -107,8 +132,8 @@ def _remove_stale(path: Path, found: Holder | None) -> None:
     try:
         with suppress(OSError):  # some network disks cannot: then two takers in the same millisecond could both go on
             fcntl.flock(directory, fcntl.LOCK_EX)
-        if found is not None and _read(path) == found and not _alive(found, path):
-            path.unlink(missing_ok=True)
+        if path.is_symlink() or (found is not None and _read(path) == found and not _alive(found, path)):
+            path.unlink(missing_ok=True)  # a link is nobody's lock
     finally:
         os.close(directory)
 
@@ -122,11 +147,13 @@ def _renew(path: Path, done: threading.Event) -> None:
 def _read(path: Path) -> Holder | None:
     """Who a lock names; None if there is no lock."""
     try:
-        return Holder(**json.loads(path.read_text(encoding="utf-8")))
+        found = Holder(**parse_json(read_text(path)))
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError):  # just made and not yet written, or damaged: somebody's, as long as it is new
+    except (ValueError, TypeError):  # damaged: somebody's, as long as it is renewed
         return UNKNOWN
+    kinds = [type(value) for value in found]
+    return found if kinds == [type(value) for value in UNKNOWN] and 0 <= found.since < 1e11 else UNKNOWN
 
 
 def _alive(found: Holder, path: Path) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradshare.distributed import Group
 from gradshare.episodes import Episodes
-from gradshare.learner import Learner, MetaState, Outcome
+from gradshare.learner import Learner, MetaState, Outcome, flatten, unflatten
 
 
 def optimiser(state: MetaState, rate: float) -> torch.optim.Adam:
@@ -35,7 +35,9 @@ def meta_step(
 ) -> Outcome:
     """Equation 5, with Adam for the plain gradient step; then the memory takes in the batch.
 
-    Moves the state in place.
+    Moves the state in place. Where the outer loss or a gradient is not finite, the step is not taken: weights, learned
+    values, Adam and the memory stay as they were, and `outcome.fault` says which it was, first the loss (1), then the
+    leaves of `state.trainable()` in their order (2, ...).
 
     Args:
         clamp: the gradient by the network's own weights is clamped to plus or minus this, element by element, as the
@@ -46,12 +48,40 @@ def meta_step(
     gradients: Sequence[Tensor | None] = torch.autograd.grad(outcome.loss, list(leaves.values()), allow_unused=True)
     if learner.group.size > 1:
         outcome, gradients = _of_all(learner.group, outcome, gradients, episodes.tasks)
+    outcome = outcome._replace(fault=_fault(outcome.loss, gradients))
     for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
         network = name.startswith(("params/", "learned/per_step/"))
         leaf.grad = gradient.clamp(-clamp, clamp) if clamp and network and gradient is not None else gradient
+    _take(state, adam, outcome)
+    return outcome._replace(memory=state.memory)
+
+
+def _fault(loss: Tensor, gradients: Sequence[Tensor | None]) -> Tensor:  # []
+    """0 where all is finite, else 1 + the place of the first that is not. No value leaves the device.
+
+    Of a gradient it is the length, so one whose square Adam could not hold counts as not finite.
+    """
+    present = [gradient for gradient in gradients if gradient is not None]
+    norms = iter(torch._foreach_norm(present))
+    lengths = [loss.detach()] + [loss.new_zeros(()) if gradient is None else next(norms) for gradient in gradients]
+    broken = ~torch.stack(lengths).isfinite()
+    return (broken.int().argmax() + 1) * broken.any()
+
+
+def _take(state: MetaState, adam: torch.optim.Adam, outcome: Outcome) -> None:
+    """Move the state, unless something is not finite."""
+    if not adam.defaults["fused"]:
+        if outcome.taken:
+            adam.step()
+            state.memory = outcome.memory
+        return
+    # On a GPU nobody waits for the answer: Adam's kernel and the memory heed it there, in a recorded step too.
+    vars(adam)["found_inf"] = (~outcome.taken).float()  # where torch.amp.GradScaler leaves word for it
     adam.step()
-    state.memory = outcome.memory
-    return outcome
+    del vars(adam)["found_inf"]
+    kept, new = flatten(state.memory, "memory"), flatten(outcome.memory, "memory")
+    chosen = {name: torch.where(outcome.taken, value, kept[name]) for name, value in new.items()}
+    state.memory = unflatten(chosen).get("memory", {})
 
 
 def _of_all(

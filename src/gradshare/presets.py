@@ -1,8 +1,8 @@
 """The paper's 96 experiments by name: what each option is, and where that comes from, in one table.
 
 A name is `DATA-SHOTSshot-TASKStask-METHOD`, with `+gs` for gradient sharing and `-10x` for ten times the inner rate:
-`cub-5shot-5task-maml+gs`. A control of an experiment has the original's name and its own:
-`cub-5shot-5task-maml~half-rate`. Imports nothing heavy.
+`cub-5shot-5task-maml+gs`. Any other arm of an experiment, a control or conditioned sharing, has the original's name and
+its own: `cub-5shot-5task-maml~half-rate`. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from gradshare.config import Arm, Method, RunConfig
 from gradshare.errors import UserError
@@ -35,9 +35,9 @@ class Experiment(NamedTuple):
     @property
     def name(self) -> str:
         sharing = "+gs" if self.arm == "shared" else ""
-        control = f"~{self.arm}" if self.arm in CONTROLS else ""
+        other = f"~{self.arm}" if self.arm not in ("original", "shared") else ""
         tenfold = "-10x" if self.tenfold else ""
-        return f"{self.data}-{self.shots}shot-{self.tasks}task-{self.method}{sharing}{tenfold}{control}"
+        return f"{self.data}-{self.shots}shot-{self.tasks}task-{self.method}{sharing}{tenfold}{other}"
 
 
 class Row(NamedTuple):
@@ -87,7 +87,7 @@ def _experiments(arms: Sequence[Arm]) -> Iterable[Experiment]:
 
 
 PRESETS = {one.name: one for one in _experiments(("original", "shared"))}
-EVERY_ARM = {one.name: one for one in _experiments(("original", "shared", *CONTROLS))}
+EVERY_ARM = {one.name: one for one in _experiments(get_args(Arm))}
 
 
 def experiment(name: str) -> Experiment:
@@ -133,7 +133,7 @@ def select(patterns: Iterable[str], arms: Sequence[Arm] = ()) -> list[str]:
     """The names that match a pattern such as `cub-*-5task-*`, in the order of the list, each once.
 
     Args:
-        patterns: names with `*`, `?` and `[...]`; with a `~` among the controls, without among the 96 presets.
+        patterns: names with `*`, `?` and `[...]`; with a `~` among the other arms, without among the 96 presets.
         arms: these arms of every experiment that matches, in place of the ones that the patterns say.
     """
     chosen = set()

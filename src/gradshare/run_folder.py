@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import warnings
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -12,62 +14,132 @@ import torch
 from torch import Tensor
 
 from gradshare import checkpoints
-from gradshare.checkpoints import Progress, sync
-from gradshare.config import config_text, read_config
-from gradshare.errors import UserError
+from gradshare.checkpoints import Progress
+from gradshare.config import config_text, identity, read_config
+from gradshare.errors import DamageWarning, UserError
 from gradshare.evaluation import Evaluation
+from gradshare.files import NEW, sha256, sync, write_whole, writing
 from gradshare.learner import MetaState
+from gradshare.reading import parse_json, read_bytes, read_text
 
 ENSEMBLE = 5  # best epochs kept, and their number in the ensemble
 
 
 def open_folder(
-    folder: Path, config: dict[str, Any], resume: bool, check: Callable[[], None]
+    folder: Path, config: dict[str, Any], resume: bool | None, check: Callable[[], None]
 ) -> tuple[Progress, dict[str, Tensor]] | None:
-    """Start a run's folder, or take up the newest checkpoint that it holds, if there is one.
+    """Start a run's folder, or find the newest sound checkpoint that it holds, if there is one.
 
     Args:
+        resume: whether it must hold a run, or must not; None leaves that open.
         check: refuses what cannot be trained; called before the folder of a new run is made.
     """
-    if not (folder / "config.json").exists():
-        if resume:
-            raise UserError(f"{folder} is not a run: it has no config.json")
-        if folder.exists() and any(folder.iterdir()):
-            raise UserError(f"{folder} is not empty and not a run; choose another folder")
-        check()
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / "config.json", config_text(config))
-        return None
-    if not resume:
+    begun = (folder / "config.json").exists()
+    if begun and resume is False:
         raise UserError(f"{folder} already holds a run; resume it, or choose another folder")
-    stored = read_config(folder)
-    for name in sorted(set(config) | set(stored)):
-        if config.get(name) != stored.get(name):
+    if begun or resume:
+        return _find(folder, config)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; choose another folder")
+    if folder.exists() and any(path.name != f".config.json{NEW}" for path in folder.iterdir()):
+        raise UserError(f"{folder} is not empty and not a run; choose another folder")
+    check()
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        sync(folder.parent)
+    write_whole(folder / "config.json", config_text(config))
+    return None
+
+
+def _find(folder: Path, config: dict[str, Any]) -> tuple[Progress, dict[str, Tensor]] | None:
+    stored, wanted = read_config(folder), json.loads(json.dumps(config, default=str))
+    for name in sorted(set(wanted) | set(stored)):
+        if wanted.get(name) != stored.get(name):
             raise UserError(
-                f"the run in {folder} has {name} = {stored.get(name)!r}, not {config.get(name)!r};"
+                f"the run in {folder} has {name} = {stored.get(name)!r}, not {wanted.get(name)!r};"
                 " resume with the same options, or choose another folder"
             )
-    checkpoints.remove_unfinished(folder / "checkpoints")
-    found = checkpoints.newest(folder / "checkpoints")
-    write_lines(folder, Progress() if found is None else found[0])
+    with writing(folder):
+        checkpoints.recover(folder / "checkpoints")
+    found = checkpoints.newest(folder / "checkpoints", identity(stored))
+    metrics = folder / "metrics.jsonl"
+    if found is None and ((metrics.exists() and metrics.stat().st_size) or (folder / "DONE").exists()):
+        raise UserError(
+            f"the run in {folder} has trained, but its checkpoints are gone: restore them from a copy,"
+            " or start the run again in another folder"
+        )
     return found
+
+
+def take_up(folder: Path, progress: Progress, epochs: int) -> None:
+    """Bring everything in a run's folder to where the checkpoint is that the run goes on from."""
+    with writing(folder):
+        checkpoints.set_aside(folder / "checkpoints", progress)
+        checkpoints.prune(folder / "checkpoints", best_epochs(progress.metrics))
+        for left in folder.glob(f".*{NEW}"):
+            left.unlink()
+        write_lines(folder, progress)
+        done = (folder / "DONE").exists()
+        reason = _damage(folder) if done else ""
+        if done and (reason or progress.epoch < epochs):
+            (folder / "DONE").unlink()
+    if reason and progress.epoch == epochs:
+        warnings.warn(f"the run in {folder} is damaged: {reason}; it is tested again", DamageWarning, stacklevel=2)
+
+
+def finish(folder: Path, summary: dict[str, Any]) -> None:
+    """Write the summary; then `DONE`, which `sha256sum --check` can read."""
+    write_whole(folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
+    write_whole(folder / "DONE", _sums(folder))
+
+
+def test_of(folder: Path, epoch: int) -> dict[str, Any] | None:
+    """The test of an epoch alone, where the run is finished and its best epoch was this one."""
+    if not (folder / "DONE").exists():
+        return None
+    if reason := _damage(folder):
+        raise UserError(f"the run in {folder} is damaged: {reason}; resume it, and it is tested again")
+    test = parse_json(read_bytes(folder / "summary.json"))["test"]
+    return test["best"] if test is not None and test["best"]["epoch"] == epoch else None
+
+
+def _damage(folder: Path) -> str:
+    """What is not as it was when the run in a folder was finished; "" if all is."""
+    try:
+        summary, sums = parse_json(read_bytes(folder / "summary.json")), read_text(folder / "DONE")
+        if isinstance(summary, dict) and sums in ("", _sums(folder)):  # "": runs finished before 0.1
+            return ""
+        return "its files do not match the checksums in DONE"
+    except (OSError, ValueError) as error:
+        return f"summary.json: {error.strerror if isinstance(error, OSError) else error}"
+
+
+def _sums(folder: Path) -> str:
+    names = ("config.json", "metrics.jsonl", "summary.json")
+    return "".join(f"{sha256(read_bytes(folder / name))}  {name}\n" for name in names)
 
 
 def write_lines(folder: Path, progress: Progress) -> None:
     """The files with a line an epoch."""
     for name, lines in {"metrics": progress.metrics, "timings": progress.timings}.items():
-        write_whole(folder / f"{name}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        write_whole(folder / f"{name}.jsonl", "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
 
 
 def best_epochs(metrics: list[dict[str, Any]], count: int = ENSEMBLE) -> list[int]:
-    """The epochs of the best validation, best first, the earlier first where two are equal."""
-    ranked = sorted(
-        metrics, key=lambda line: -line["val_accuracy"] if line["val_accuracy"] is not None else line["val_loss"]
-    )
-    return [line["epoch"] for line in ranked[:count]]
+    """The epochs of the best validation, best first, the earlier first where two are equal.
+
+    By accuracy; where there is none by loss, with epochs in which fewer tasks diverged before all others.
+    """
+
+    def rank(line: dict[str, Any]) -> tuple[float, float]:
+        if line["val_accuracy"] is not None:
+            return 0, -line["val_accuracy"]
+        return line.get("val_diverged", 0), math.inf if line["val_loss"] is None else line["val_loss"]
+
+    return [line["epoch"] for line in sorted(metrics, key=rank)[:count]]
 
 
-def best_value(metrics: list[dict[str, Any]]) -> dict[str, float]:
+def best_value(metrics: list[dict[str, Any]]) -> dict[str, float | None]:
     """The best validation, by its name in the summary."""
     best = metrics[best_epochs(metrics)[0] - 1]
     name = "val_loss" if best["val_accuracy"] is None else "val_accuracy"
@@ -75,13 +147,19 @@ def best_value(metrics: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def described(evaluation: Evaluation) -> dict[str, float | None]:
-    return {"accuracy": evaluation.accuracy, "interval": evaluation.interval, "loss": evaluation.loss}
+    return {
+        "accuracy": evaluation.accuracy,
+        "interval": evaluation.interval,
+        "loss": evaluation.loss,
+        "diverged": evaluation.diverged,
+    }
 
 
 def gates(state: MetaState) -> dict[str, list[float] | None]:
-    """sig(m) and sig(lam) of every inner step."""
+    """sig(m) and sig(lam) of every inner step; where the gates are conditioned on the task, by how much."""
     sharing = state.learned.get("sharing", {})
-    return {name: sharing[name].sigmoid().tolist() if name in sharing else None for name in ("m", "lam")}
+    found = {name: sharing[name].sigmoid().tolist() if name in sharing else None for name in ("m", "lam")}
+    return {**found, "agreement": sharing["agreement"].tolist()} if "agreement" in sharing else found
 
 
 @torch.no_grad()
@@ -96,14 +174,20 @@ def load_state(state: MetaState, tensors: dict[str, Tensor]) -> None:
         tensor.copy_(tensors[name])
 
 
+def load_epoch(folder: Path, epoch: int) -> dict[str, Tensor]:
+    """The tensors of a run at the end of an epoch."""
+    path = checkpoints.of_epoch(folder / "checkpoints", epoch)
+    if not path.exists():
+        kept = ", ".join(path.name for path in checkpoints.listing(folder / "checkpoints")) or "none"
+        raise UserError(f"the checkpoint of epoch {epoch} of the run in {folder} is not kept; there are {kept}")
+    try:
+        return checkpoints.load(path, identity(read_config(folder)))[1]
+    except checkpoints.Damaged as error:
+        raise checkpoints.Damaged(
+            f"{error}; the test needs epoch {epoch}: restore it from a copy, or start the run again in another folder"
+        ) from None
+
+
 def next_free(parent: Path) -> Path:
     """The first of run-1, run-2, ... that is not there."""
     return next(path for number in count(1) if not (path := parent / f"run-{number}").exists())
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file so that a reader, or a crash, finds the old content or the new."""
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(text, encoding="utf-8")
-    sync(temporary)
-    temporary.replace(path)

@@ -1,4 +1,4 @@
-"""Runs by configuration: build what a RunConfig describes, train it, load it again."""
+"""Runs by configuration: build what a RunConfig describes, and train it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gradshare import algorithms, checkpoints, kernels
+from gradshare import algorithms, kernels
 from gradshare.backbones import Conv4
-from gradshare.config import Arm, RunConfig, Training, read_config, run_config
+from gradshare.config import Arm, RunConfig, Training, taken_up
 from gradshare.controls import BatchOnly, GateOnly, MemoryOnly
 from gradshare.data.dataset import Dataset, load_dataset
+from gradshare.display import Display
 from gradshare.distributed import ALONE, Group
 from gradshare.errors import UserError
-from gradshare.learner import Learner, MetaState, Precision
-from gradshare.run_folder import best_epochs
+from gradshare.learner import Learner, Precision
 from gradshare.sharing import GradientSharing
-from gradshare.training import Display, Trained, train
+from gradshare.training import Trained, train
 
 METHODS: dict[str, Callable[..., Learner]] = {
     "maml": algorithms.maml,
@@ -37,6 +37,7 @@ def first_link(arm: Arm, norm: Any) -> algorithms.FirstLink | None:
     """What the arm of a comparison has as first link of its inner loop."""
     links: dict[str, algorithms.FirstLink] = {
         "shared": GradientSharing(norm),
+        "conditioned": GradientSharing(norm, conditioned=True),
         "gate-only": GateOnly(),
         "batch-only": BatchOnly(norm),
         "memory-only": MemoryOnly(norm),
@@ -66,17 +67,19 @@ def build_learner(config: RunConfig, image: tuple[int, int, int]) -> Learner:
 def run(
     config: RunConfig,
     folder: Path,
-    resume: bool,
+    resume: bool | None,
     display: Display,
     dataset: Dataset | None = None,
     group: Group = ALONE,
 ) -> Trained:
-    """Train what a configuration describes."""
-    config = settle(config, group)
+    """Train what a configuration describes; `resume` as `train` has it."""
+    config = settle(config if resume is False else taken_up(config, folder), group)
     data = (dataset or load_dataset(config.dataset, config.pixels)).to(config.device)
     names = {field.name for field in fields(Training)}
     training = {name: value for name, value in asdict(config).items() if name in names}
     about = {name: value for name, value in asdict(config).items() if name not in names}
+    if not config.deterministic:
+        del about["deterministic"]  # runs begun before there was this option are without it, and resumed all the same
     learner = build_learner(config, data.image)
     engine = "eager" if resume and group.size > 1 else config.engine  # a run that one process began may have a graph
     return train(
@@ -102,6 +105,8 @@ def settle(config: RunConfig, group: Group = ALONE) -> RunConfig:
         raise UserError(f"precision {config.precision} needs the GPU kernels, and {reason}: use --precision float32")
     # Processes with more threads than cores between them spin against each other, whatever a run that one began says.
     torch.set_num_threads(config.threads if group.size == 1 else min(config.threads, cores))
+    if config.device == "cuda":
+        _be_deterministic(config.deterministic)
     if sys.platform == "linux" and config.device == "cpu":
         # glibc returns large blocks to the system at once, and the next use pays a page fault for every 4 KiB: twice
         # the time of a meta-iteration at 48 filters. M_MMAP_MAX = 0 and a high M_TRIM_THRESHOLD keep them.
@@ -110,6 +115,14 @@ def settle(config: RunConfig, group: Group = ALONE) -> RunConfig:
             mallopt(-4, 0)
             mallopt(-1, 2**31 - 1)
     return config
+
+
+def _be_deterministic(asked: bool) -> None:
+    """Have PyTorch choose algorithms on the GPU that give the same bits each time; or whichever it likes."""
+    if asked:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
+        torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(asked)
 
 
 def _lacking(config: RunConfig) -> str | None:
@@ -133,7 +146,8 @@ def setting(config: RunConfig, group: Group = ALONE) -> str:
     several = "" if group.size == 1 else f"{group.size} processes, each "
     if config.device == "cpu":
         threads = torch.get_num_threads()
-        return f"{several}on the CPU, {threads} thread{'s' * (threads > 1)}, float32"
+        same = "; the same bits in every run, as always on a CPU" if config.deterministic else ""
+        return f"{several}on the CPU, {threads} thread{'s' * (threads > 1)}, float32{same}"
     engine = "one CUDA graph a meta-iteration" if config.engine == "graph" else "operation by operation"
     reason = _lacking(config)
     if config.precision != "float32":
@@ -142,53 +156,5 @@ def setting(config: RunConfig, group: Group = ALONE) -> str:
         how = "PyTorch's operations in float32, as asked"
     else:
         how = f"PyTorch's operations in float32, not our kernels: {reason}"
-    return f"{several}on {torch.cuda.get_device_name()}, {engine}, {how}"
-
-
-@dataclass(frozen=True)
-class SavedRun:
-    """A run folder, finished or not, opened for use."""
-
-    folder: Path
-    config: dict[str, Any]
-    metrics: list[dict[str, Any]]
-
-    @property
-    def best_epochs(self) -> list[int]:
-        """The best epochs by validation, best first; their checkpoints are kept."""
-        return best_epochs(self.metrics)
-
-    @property
-    def run_config(self) -> RunConfig:
-        if "method" not in self.config:
-            raise UserError(f"the model of the run in {self.folder} is your own: build its learner in code")
-        return run_config(self.config, self.folder)
-
-    def learner(self) -> Learner:
-        """The learner, where the command line made the run."""
-        return build_learner(self.run_config, load_dataset(self.run_config.dataset).image)
-
-    def state(self, epoch: int | None = None) -> MetaState:
-        """The state after an epoch; None is the best one."""
-        if not self.metrics:
-            raise UserError(f"the run in {self.folder} has not finished an epoch yet")
-        epoch = self.best_epochs[0] if epoch is None else epoch
-        path = checkpoints.of_epoch(self.folder / "checkpoints", epoch)
-        if not path.exists():
-            kept = ", ".join(kept.name for kept in checkpoints.listing(self.folder / "checkpoints"))
-            raise UserError(f"the checkpoint of epoch {epoch} is not kept; there are {kept}")
-        tensors = checkpoints.load(path)[1]
-        return MetaState.of(
-            {name: t for name, t in tensors.items() if name.startswith(("params/", "learned/", "memory/"))}
-        )
-
-
-def load_run(folder: str | Path) -> SavedRun:
-    """Open a run folder.
-
-    Then `run.learner()` and `run.state()` adapt and predict as in training.
-    """
-    folder = Path(folder)
-    config = read_config(folder)
-    newest = checkpoints.newest(folder / "checkpoints")
-    return SavedRun(folder, config, newest[0].metrics if newest else [])
+    same = "; the same bits in every run" if config.deterministic else ""
+    return f"{several}on {torch.cuda.get_device_name()}, {engine}, {how}{same}"

@@ -21,6 +21,8 @@ class GradientSharing:
     Args:
         norm: what the normalised mean gradient has length one over: `"global"`, all adapted weights together (the
             literal reading of equation 1), or `"tensor"`, each weight tensor for itself.
+        conditioned: one step past the paper: how much a task takes of the running mean also depends on how well its own
+            gradient agrees with it (`conditioned.py`).
 
     Example:
         >>> import gradshare as gs
@@ -30,13 +32,18 @@ class GradientSharing:
     """
 
     norm: NormScope = "global"
+    conditioned: bool = False
 
     def __post_init__(self) -> None:
         if self.norm not in ("global", "tensor"):
             raise UserError(f"norm is 'global' or 'tensor', not {self.norm!r}")
+        if not isinstance(self.conditioned, bool):
+            raise UserError(f"conditioned is True or False, not {self.conditioned!r}")
 
     def rule(self) -> InnerRule:
-        return share_gradients(self.norm)
+        from gradshare.conditioned import share_by_agreement
+
+        return share_by_agreement(self.norm) if self.conditioned else share_gradients(self.norm)
 
 
 def share_gradients(norm: NormScope = "global") -> InnerRule:
@@ -55,12 +62,7 @@ def share_gradients(norm: NormScope = "global") -> InnerRule:
 
     def meeting(sum_tasks: SumTasks) -> Update:
         def together(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, Weights]:
-            keep_new = torch.sigmoid(learned["m"][step])
-            fresh = normalised(sum_tasks(gradients), norm)
-            running = {
-                name: torch.where(memory["seen"], keep_new * g + (1 - keep_new) * memory["ghat"][name][step], g)
-                for name, g in fresh.items()
-            }
+            running = running_mean(sum_tasks(finite_part(gradients)), learned, memory, step, norm)
             return mix(gradients, running, torch.sigmoid(learned["lam"][step])), running
 
         return together
@@ -93,6 +95,15 @@ def start_sharing(weights: Weights, steps: int) -> tuple[Tree, Tree]:
     return learned, {"ghat": ghat, "seen": torch.zeros((), dtype=torch.bool, device=like.device)}
 
 
+def running_mean(total: Weights, learned: Tree, memory: Tree, step: int, norm: NormScope) -> Weights:
+    """Equations 1 to 3, from the sum over tasks."""
+    keep_new = torch.sigmoid(learned["m"][step])
+    return {
+        name: torch.where(memory["seen"], keep_new * g + (1 - keep_new) * memory["ghat"][name][step], g)
+        for name, g in normalised(total, norm).items()
+    }
+
+
 def recall_shared(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, None]:
     """Algorithm 2: equation 4 with the stored running mean; without one, the task's own gradient."""
     stored = {name: memory["ghat"][name][step] for name in gradients}
@@ -111,8 +122,17 @@ def mix(gradients: Weights, shared: Weights, gate: Tensor) -> Weights:
     return {name: gate * shared[name] + (1 - gate) * gradient for name, gradient in gradients.items()}
 
 
+def finite_part(gradients: Weights) -> Weights:
+    """What counts in the sum over tasks: an element that is not finite does not, and has derivative zero.
+
+    So a task that diverges does so alone: its own direction is not finite, that of all tasks and the memory are.
+    """
+    return {name: torch.where(own.detach().abs() < torch.inf, own, 0.0) for name, own in gradients.items()}
+
+
 def normalised(total: Weights, norm: NormScope) -> Weights:
     """Equation 1: the sum over tasks, scaled to length one; a zero sum stays zero, with zero derivative."""
+    total = {name: value.nan_to_num() for name, value in total.items()}  # a sum too large: the largest number
     if norm == "tensor":
         return {name: _unit({name: value})[name] for name, value in total.items()}
     return _unit(total)

@@ -1,7 +1,7 @@
 """Training: epochs of meta-iterations, validation, checkpoints, test; interruptible at any moment and resumable.
 
 A run folder holds `config.json`, `metrics.jsonl` (a line an epoch, the same bytes for the same run), `timings.jsonl`,
-`checkpoints/`, `summary.json` and, at the end, `DONE`.
+`checkpoints/`, `summary.json` and, at the end, `DONE`; or, where its numbers were no longer finite, `diverged.json`.
 """
 
 from __future__ import annotations
@@ -9,52 +9,41 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
 from gradshare import checkpoints
 from gradshare.checkpoints import Progress
-from gradshare.config import Training
+from gradshare.config import Training, identity
+from gradshare.display import Display, Silent
 from gradshare.distributed import ALONE, Group
+from gradshare.divergence import NOTE, Diverged, Divergence, Watch, refuse
 from gradshare.episodes import Episodes, Shape, TaskSource, task_key
 from gradshare.errors import UserError
-from gradshare.evaluation import Evaluation, evaluate
+from gradshare.evaluation import Evaluation, evaluate, finite_mean
+from gradshare.files import write_whole
 from gradshare.graphs import GraphedStep
 from gradshare.interruption import Interrupted, stop_requests
 from gradshare.learner import Learner, MetaState, Outcome, Precision
+from gradshare.locks import locked
 from gradshare.outer import adam_tensors, cosine, meta_step, optimiser, restore_adam, set_rate
 from gradshare.run_folder import (
     best_epochs,
     best_value,
     described,
+    finish,
     gates,
+    load_epoch,
     load_state,
     next_free,
     open_folder,
+    take_up,
     write_lines,
-    write_whole,
 )
-
-
-class Diverged(UserError):
-    """The loss of a run is no longer finite."""
-
-
-class Display(Protocol):
-    """What a run tells while it goes on."""
-
-    def iteration(self, epoch: int, iteration: int, loss: float, accuracy: float | None) -> None: ...
-    def evaluating(self, split: str, done: int, total: int) -> None: ...
-    def epoch(self, metrics: dict[str, Any], seconds: float) -> None: ...
-
-
-class Silent:
-    def iteration(self, epoch: int, iteration: int, loss: float, accuracy: float | None) -> None: ...
-    def evaluating(self, split: str, done: int, total: int) -> None: ...
-    def epoch(self, metrics: dict[str, Any], seconds: float) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -71,7 +60,7 @@ def train(
     learner: Learner,
     dataset: TaskSource,
     folder: str | Path | None = None,
-    resume: bool = False,
+    resume: bool | None = False,
     display: Display | None = None,
     about: dict[str, Any] | None = None,
     device: str = "cpu",
@@ -85,7 +74,7 @@ def train(
     Args:
         dataset: a `Dataset`, or anything with its method `sample`.
         folder: the run folder; it must not hold a run already, unless `resume`. None is the next free `runs/run-N`.
-        resume: go on where the run in the folder stopped; a finished run is returned as it is.
+        resume: go on where the run in the folder stopped; a finished run is returned as it is. None: if there is one.
         display: is told of the progress.
         about: further entries for `config.json`, such as a name for the model.
         device: `"cpu"` or `"cuda"`; the data set must give tasks there, or on the CPU.
@@ -118,10 +107,12 @@ def train(
     learner = learner.to(device, precision).over(group)
     shown = display if display is not None and group.first else Silent()
     run = _Run(learner, dataset, place, training, shown, torch.device(device), engine)
-    run.open({**asdict(training), **(about or {})}, resume)
-    with stop_requests(patient=group.size > 1) as asked:
-        run.stop = lambda: group.any(asked())
-        return run.finish()
+    with ExitStack() as lock:
+        group.from_first(lambda: lock.enter_context(locked(place)))
+        run.open({**asdict(training), **(about or {})}, resume)
+        with stop_requests(patient=group.size > 1) as asked:
+            run.stop = lambda: group.any(asked())
+            return run.finish()
 
 
 class _Run:
@@ -142,22 +133,28 @@ class _Run:
         self.shape = Shape(training.ways, training.shots, training.queries)
         self.state = learner.init(training.seed)
         self.adam = optimiser(self.state, training.outer_lr)
-        self.progress = Progress()
+        self.progress, self.identity = Progress(), ""
         self.log = torch.zeros(2, training.iterations, device=device)  # loss and accuracy of the epoch's iterations
+        self.watch = Watch(self.log, self.state.trainable())
         self.engine = engine
         self.stepping: Learner | None = None  # the learner that `step` steps
         self.step: Callable[[Episodes], Outcome]
         self.started = 0.0
         self.stop: Callable[[], bool] = lambda: False  # asked by all processes at the same moments
 
-    def open(self, config: dict[str, Any], resume: bool) -> None:
+    def open(self, config: dict[str, Any], resume: bool | None) -> None:
         """Start the folder, or take up what it holds."""
+        self.identity = identity(config)
         found = self.group.from_first(lambda: open_folder(self.folder, config, resume, self._check_tasks))
         if found is not None:
             self.progress, tensors = found
             load_state(self.state, tensors)
             restore_adam(self.state, self.adam, tensors)
             self.log.copy_(tensors["log"])
+            self.watch.faults.copy_(tensors.get("faults", self.watch.faults))
+        self.group.from_first(lambda: refuse(self.folder))
+        if found is not None:
+            self.group.from_first(lambda: take_up(self.folder, self.progress, self.training.epochs))
 
     def _check_tasks(self) -> None:
         for split in ("train", "val", "test") if self.training.test_tasks else ("train", "val"):
@@ -169,8 +166,7 @@ class _Run:
         if not self.group.from_first((self.folder / "DONE").exists):
             summary = self._test()
             if self.group.first:
-                write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
-                write_whole(self.folder / "DONE", "")
+                finish(self.folder, summary)
         summary = self.group.from_first(lambda: json.loads((self.folder / "summary.json").read_text(encoding="utf-8")))
         return Trained(self.folder, self.state, self.progress.metrics, summary)
 
@@ -202,29 +198,33 @@ class _Run:
         key = task_key(self.training.seed, "train", epoch, iteration)
         episodes = self.dataset.sample("train", self.shape, self.training.tasks, key).to(self.device)
         outcome = self.step(episodes)
+        self.watch.note(iteration, outcome)
         self.log[0, iteration] = outcome.loss.detach()
         self.log[1, iteration] = torch.nan if outcome.accuracy is None else outcome.accuracy.mean()
         last, stop = iteration + 1 == self.training.iterations, self.stop()
         if self.device.type == "cpu" or last or iteration % 20 == 0 or stop:  # reading a GPU's value makes it wait
-            self._check_finite(epoch, iteration)
+            if (found := self.watch.diverged(epoch, iteration)) is not None:
+                self._diverge(iteration + 1, found)
             loss, accuracy = self.log[:, iteration].tolist()
             self.display.iteration(epoch, iteration + 1, loss, None if outcome.accuracy is None else accuracy)
         if stop:
             self._stop(iteration + 1)
 
-    def _check_finite(self, epoch: int, iteration: int) -> None:
-        finite = self.log[0, : iteration + 1].isfinite().tolist()
-        if not all(finite):
-            kept = checkpoints.listing(self.folder / "checkpoints")
-            where = f"the last good checkpoint is {kept[-1]}" if kept else "there is no checkpoint yet"
-            raise Diverged(
-                f"the loss became {self.log[0, finite.index(False)].item()} in epoch {epoch + 1},"
-                f" iteration {finite.index(False) + 1}: training stopped; {where}"
-            )
+    def _diverge(self, iteration: int, found: Divergence) -> None:
+        self.watch.settle()
+        self._pause(iteration)
+        found = found.saved(f"checkpoints/{self.progress.name}")
+        if self.group.first:
+            write_whole(self.folder / NOTE, found.text())
+        self.group.any(False)  # no process ends before all is saved
+        raise Diverged(f"{found}: training stopped; the weights before that are in {self.folder / found.checkpoint}")
 
-    def _stop(self, iteration: int) -> None:
+    def _pause(self, iteration: int) -> None:
         self.progress = replace(self.progress, iteration=iteration, seconds=time.monotonic() - self.started)
         self._save()
+
+    def _stop(self, iteration: int) -> None:
+        self._pause(iteration)
         self.group.any(False)  # no process ends before all is saved
         raise Interrupted(self.folder, f"in epoch {self.progress.epoch + 1} after iteration {iteration}")
 
@@ -240,32 +240,36 @@ class _Run:
         return evaluate(self.learner, states, self.dataset, split, self.shape, tasks, seed, batch, between, self.group)
 
     def _record(self, epoch: int, validation: Evaluation, train_seconds: float, val_seconds: float) -> None:
-        loss, accuracy = self.log.double().mean(1).tolist()
+        loss, accuracy = map(finite_mean, self.log)
         classifies = validation.accuracy is not None
         metrics = {
             "epoch": epoch,
             "train_loss": loss,
             "train_accuracy": accuracy if classifies else None,
+            "skipped": self.watch.skipped,
             "val_loss": validation.loss,
             "val_accuracy": validation.accuracy,
             "val_interval": validation.interval,
+            "val_diverged": validation.diverged,
             **gates(self.state),
         }
         timing = {"epoch": epoch, "train_seconds": train_seconds, "val_seconds": val_seconds}
+        self.watch.next_epoch()
         self.progress = Progress(
             epoch, metrics=[*self.progress.metrics, metrics], timings=[*self.progress.timings, timing]
         )
         self.group.check_same({**self.state.tensors(), **adam_tensors(self.state, self.adam)}, f"after epoch {epoch}")
         if self.group.first:
+            self._save()  # first: the rest of the folder follows from it
             write_lines(self.folder, self.progress)
-            self._save()
             checkpoints.prune(self.folder / "checkpoints", best_epochs(self.progress.metrics))
         self.display.epoch(metrics, train_seconds + val_seconds)
 
     def _save(self) -> None:
         if self.group.first:
             tensors = {**self.state.tensors(), **adam_tensors(self.state, self.adam), "log": self.log}
-            checkpoints.save(self.folder / "checkpoints", self.progress, tensors)
+            tensors["faults"] = self.watch.faults
+            checkpoints.save(self.folder / "checkpoints", replace(self.progress, run=self.identity), tensors)
 
     def _test(self) -> dict[str, Any]:
         epochs = best_epochs(self.progress.metrics)
@@ -283,6 +287,5 @@ class _Run:
 
     def _load_epoch(self, epoch: int) -> MetaState:
         state = self.learner.init(self.training.seed)
-        path = checkpoints.of_epoch(self.folder / "checkpoints", epoch)
-        load_state(state, self.group.from_first(lambda: checkpoints.load(path)[1]))
+        load_state(state, self.group.from_first(lambda: load_epoch(self.folder, epoch)))
         return state

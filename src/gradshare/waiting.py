@@ -6,9 +6,10 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from gradshare.interruption import Interrupted
+from gradshare.interruption import AtOnce, Interrupted
 
 Progress = Callable[[int, int], None]  # done, in all (0: nobody knows)
 
@@ -36,20 +37,40 @@ def bar(label: str, unit: str) -> Iterator[Progress]:
 
 
 @contextmanager
-def stoppable(what_is_left: str) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the block tidily: one line, and exit code 3."""
+def stoppable(what_is_left: str | Callable[[], str]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the block tidily: what is left in a few words, and exit code 3."""
 
     def stop(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
+        raise AtOnce
 
-    before = signal.signal(signal.SIGTERM, stop)
+    wanted = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in wanted}
     try:
         yield
     except KeyboardInterrupt:
-        print(f"gradshare: stopped; {what_is_left}", file=sys.stderr)
+        told = what_is_left if isinstance(what_is_left, str) else what_is_left()
+        print(f"gradshare: stopped; {told}", file=sys.stderr)
         raise SystemExit(3) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def stoppable_run(folder: Path, command: str, go_on: str) -> Iterator[None]:
+    """Where there is nothing to save first, or on a second Ctrl-C, a run is stopped at once; also tells how to go on.
+
+    Args:
+        command: what starts the run, until its folder is one.
+        go_on: what goes on with it, from then on.
+    """
+
+    def told() -> str:
+        begun = (folder / "config.json").exists()
+        return f"all up to the last checkpoint is kept\nto go on: {go_on if begun else command}"
+
+    with stoppable(told):
+        yield
 
 
 @contextmanager

@@ -9,18 +9,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gradshare.config import RunConfig, read_config, run_config
+from gradshare.config import RunConfig
+from gradshare.divergence import read_note
 from gradshare.errors import UserError
+from gradshare.limits import MOST, shown
 from gradshare.locks import holder
 from gradshare.presets import EVERY_ARM
+from gradshare.reading import parse_json, read_text
 
 NOTES = ".grid"
 Note = Literal["plan.json", "progress.json", "failure.txt"]
-Condition = Literal["running", "stopped", "failed", "waiting", "done"]
+Condition = Literal["running", "stopped", "failed", "diverged", "waiting", "done"]
 
 
 @dataclass(frozen=True)
@@ -44,10 +47,21 @@ class Cell:
         return (self.folder / "DONE").exists()
 
     @property
+    def diverged(self) -> str:
+        """Why the cell's run was stopped, where its numbers were no longer finite; "" if they are."""
+        note = read_note(self.folder)
+        return "" if note is None else str(note)
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing left to train."""
+        return self.done or bool(self.diverged)
+
+    @property
     def failure(self) -> str:
         """Why the cell failed, in a line; "" if it did not."""
         try:
-            return self.note("failure.txt").read_text(encoding="utf-8").partition("\n")[0]
+            return read_text(self.note("failure.txt")).partition("\n")[0]
         except FileNotFoundError:
             return ""
 
@@ -78,33 +92,12 @@ def planned(grid: Path) -> list[Cell]:
     cells = []
     for path in (grid / NOTES).glob("*/seed-*.plan.json"):
         try:
-            cells.append(Cell(grid, path.parent.name, RunConfig(**json.loads(path.read_text(encoding="utf-8")))))
+            cells.append(Cell(grid, path.parent.name, RunConfig(**parse_json(read_text(path)))))
         except (ValueError, TypeError) as error:
             raise UserError(f"{path} is damaged, or of another version of gradshare: {error}") from None
     if not cells:
         raise UserError(f"there is no grid in {grid}: gradshare grid run PATTERN --out {grid} makes one")
     return sorted(cells, key=lambda cell: (order.get(cell.name, len(order)), cell.name, cell.config.seed))
-
-
-def taken_up(cell: Cell) -> Cell:
-    """The cell with what its begun run settled for the machine (device, threads, ...); refuses other options than its.
-
-    A run goes on with the device and the threads that it began with, wherever it is taken up.
-    """
-    if not (cell.folder / "config.json").exists():
-        return cell
-    stored = asdict(run_config(read_config(cell.folder), cell.folder))
-    settled = {name: stored[name] for name, value in asdict(cell.config).items() if value == "auto"}
-    if cell.config.threads == 0:
-        settled["threads"] = stored["threads"]
-    cell = replace(cell, config=replace(cell.config, **settled))
-    for name, value in asdict(cell.config).items():
-        if value != stored[name]:
-            raise UserError(
-                f"{cell.folder} was begun with {name} = {stored[name]!r}, not {value!r};"
-                " give the same options as then, or another --out"
-            )
-    return cell
 
 
 @dataclass(frozen=True)
@@ -118,7 +111,7 @@ class State:
     best: float | None  # validation accuracy
     epoch_seconds: float | None
     seconds_left: float | None
-    now: str = ""  # what a running cell does; why a failed one failed
+    now: str = ""  # what a running cell does; why a failed or diverged one is
 
     @property
     def epoch(self) -> int:
@@ -127,7 +120,8 @@ class State:
 
 def read_state(cell: Cell) -> State:
     """Read the files of a cell."""
-    metrics, timings = (_lines(cell.folder / f"{name}.jsonl") for name in ("metrics", "timings"))
+    metrics = _lines(cell.folder / "metrics.jsonl", ("epoch",))
+    timings = _lines(cell.folder / "timings.jsonl", ("train_seconds", "val_seconds"))
     condition = _condition(cell)
     progress = _object(cell.note("progress.json")) if condition == "running" else {}
     accuracies = [line["val_accuracy"] for line in metrics if line.get("val_accuracy") is not None]
@@ -135,9 +129,10 @@ def read_state(cell: Cell) -> State:
     newest = seconds[-5:]
     each = sum(newest) / len(newest) if newest else progress.get("epoch_seconds")
     left = None
-    if each is not None and condition != "done":
+    if each is not None and condition not in ("done", "diverged"):
         left = max(0.0, each * (cell.config.epochs - len(metrics) - progress.get("share", 0.0)))
-    now = cell.failure if condition == "failed" else progress.get("now", "")
+    reasons = {"failed": cell.failure, "diverged": cell.diverged}
+    now = reasons.get(condition, progress.get("now", ""))
     return State(condition, metrics, seconds, cell.config.epochs, max(accuracies, default=None), each, left, now)
 
 
@@ -145,23 +140,43 @@ def _condition(cell: Cell) -> Condition:
     checks: dict[Condition, Callable[[], bool]] = {
         "done": lambda: cell.done,
         "running": lambda: holder(cell.folder) is not None,
+        "diverged": lambda: bool(cell.diverged),
         "failed": lambda: cell.note("failure.txt").exists(),
         "stopped": lambda: (cell.folder / "config.json").exists(),
     }
     return next((condition for condition, holds in checks.items() if holds()), "waiting")
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _lines(path: Path, numbers: tuple[str, ...]) -> list[dict[str, Any]]:
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [_line(text, numbers) for text in read_text(path).splitlines()]
     except FileNotFoundError:
         return []
+    except UserError:
+        raise
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from None
 
 
+def _line(text: str, numbers: tuple[str, ...]) -> dict[str, Any]:
+    """A line of metrics or timings in which those values, which we compute with, are numbers."""
+    line = parse_json(text)
+    wrong = [name for name in numbers if not isinstance(line, dict) or not _is_number(line.get(name))]
+    if wrong:
+        raise ValueError(f"a line without a number for {wrong[0]}")
+    if not _is_number(line.get("val_accuracy") or 0):
+        raise ValueError(f"val_accuracy is {shown(line['val_accuracy'])}")
+    return line
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= MOST
+
+
 def _object(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(read_text(path))
     except (FileNotFoundError, ValueError):
         return {}
+    sound = isinstance(found, dict) and _is_number(found.get("share")) and _is_number(found.get("epoch_seconds") or 0)
+    return found if sound else {}

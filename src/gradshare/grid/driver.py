@@ -73,7 +73,7 @@ class _Grid:
         for cell in list(self.waiting):
             if not self.engine.room:
                 return
-            if cell.done:  # by another driver
+            if cell.ended:  # by another driver
                 self.waiting.remove(cell)
             elif (other := holder(cell.folder)) is not None:
                 if cell.label not in self.elsewhere:
@@ -88,6 +88,8 @@ class _Grid:
             self.waiting.append(cell)
         elif outcome == "failed":
             self._fail(cell)
+        elif outcome == "diverged":  # a result, not to be tried again
+            self.screen.say(f"{cell.label}: diverged and was stopped: {cell.diverged}")
         elif outcome in ("died", "stopped") and not stop():  # "stopped": by somebody else
             self.deaths[cell.label] += 1
             if self.deaths[cell.label] <= self.retries:

@@ -37,7 +37,7 @@ class OnRay:
         try:
             _reach(self.address)
             self.ray.init(**options)
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, OverflowError) as error:
             raise UserError(f"cannot use Ray at {self.address or 'this machine'}: {error}") from None
         if self.gpus is None:
             self.gpus = 1 if self.ray.cluster_resources().get("GPU", 0) >= 1 else 0

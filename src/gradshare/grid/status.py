@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from gradshare.display import summary_of
 from gradshare.grid.cells import Cell, Condition, State, read_state
+from gradshare.limits import printable
 from gradshare.reports.wording import seconds as in_words
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ REFRESH = 1.0  # seconds
 
 
 def status_table(states: Sequence[tuple[Cell, State]], only: Sequence[Condition] = ()) -> Group:
-    """A row a cell, or those in some states only; then why cells failed, and how many are in which state."""
+    """A row a cell, or those in some states only; then why cells failed or diverged, and how many are in what state."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -33,9 +34,13 @@ def status_table(states: Sequence[tuple[Cell, State]], only: Sequence[Condition]
     for cell, state in states:
         if only and state.condition not in only:
             continue
-        table.add_row(*map(Text, _row(cell, state)))
-    failures = [Text(f"{cell.label}: {state.now}") for cell, state in states if state.condition == "failed"]
-    return Group(*([table] if table.row_count else []), *failures, Text(counted(state for _, state in states)))
+        table.add_row(*(Text(printable(text)) for text in _row(cell, state)))
+    reasons = [
+        Text(printable(f"{cell.label}: {state.now}"))
+        for cell, state in states
+        if state.condition in ("failed", "diverged")
+    ]
+    return Group(*([table] if table.row_count else []), *reasons, Text(counted(state for _, state in states)))
 
 
 def counted(states: Iterable[State]) -> str:
@@ -57,14 +62,14 @@ def _row(cell: Cell, state: State) -> list[str]:
 
 
 def watch(cells: Sequence[Cell], every: float = REFRESH) -> None:
-    """Show the table again and again, until every cell is done or failed, or a Ctrl-C."""
+    """Show the table again and again, until every cell is done, diverged or failed, or a Ctrl-C."""
     from rich.live import Live
 
     with Live(auto_refresh=False) as live:
         while True:
             states = [(cell, read_state(cell)) for cell in cells]
             live.update(status_table(states), refresh=True)
-            if all(state.condition in ("done", "failed") for _, state in states):
+            if all(state.condition in ("done", "diverged", "failed") for _, state in states):
                 return
             time.sleep(every)
 
@@ -105,7 +110,7 @@ class PlainScreen:
 
 
 class LiveScreen:
-    """The table of the cells at work, and of those that failed."""
+    """The table of the cells at work, and of those that failed or diverged."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         from rich.live import Live
@@ -134,7 +139,7 @@ class LiveScreen:
 
     def _show(self) -> None:
         states = [(cell, read_state(cell)) for cell in self.cells]
-        self.live.update(status_table(states, only=("running", "failed")), refresh=True)
+        self.live.update(status_table(states, only=("running", "failed", "diverged")), refresh=True)
 
 
 def screen(cells: Sequence[Cell]) -> PlainScreen | LiveScreen:

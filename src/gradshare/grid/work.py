@@ -1,4 +1,4 @@
-"""One cell in a worker: trained from where it is, with the lock of its folder, saying how far it is in its notes."""
+"""One cell in a worker: trained from where it is, saying how far it is in its notes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import os
 import signal
 import time
 import traceback
+from contextlib import closing
 from typing import Any, Literal
 
-from gradshare.errors import UserError
+from gradshare.divergence import Diverged
+from gradshare.errors import UserError, say_warnings_plainly
 from gradshare.grid.cells import Cell
 from gradshare.interruption import Interrupted
-from gradshare.locks import Held, locked
+from gradshare.locks import Held, holder
 from gradshare.runs import run
 
-Outcome = Literal["done", "failed", "stopped", "held", "died"]
-CODES: dict[Outcome, int] = {"done": 0, "failed": 1, "stopped": 3, "held": 4}  # of a worker process
+Outcome = Literal["done", "failed", "stopped", "held", "diverged", "died"]
+CODES: dict[Outcome, int] = {"done": 0, "failed": 1, "stopped": 3, "held": 4, "diverged": 5}  # of a worker process
 PAUSE = 0.5  # seconds between two notes on the progress
 
 
@@ -27,18 +29,19 @@ def train_cell(cell: Cell, parent: int | None = None) -> Outcome:
         parent: the process without which this one is to save and stop.
     """
     progress = ProgressNotes(cell, parent)
+    if holder(cell.folder) is not None:
+        return "held"
+    cell.forget()  # what an earlier worker noted
     try:
-        with locked(cell.folder):
-            cell.forget()  # what an earlier worker noted
-            try:
-                run(cell.config, cell.folder, resume=(cell.folder / "config.json").exists(), display=progress)
-            finally:
-                cell.note("progress.json").unlink(missing_ok=True)
+        with closing(progress):
+            run(cell.config, cell.folder, resume=None, display=progress)
         return "done"
     except Interrupted:
         return "stopped"
-    except Held:
+    except Held:  # just now: the notes are the other's
         return "held"
+    except Diverged:
+        return "diverged"
     except UserError as error:
         cell.write("failure.txt", " ".join(str(error).split()) + "\n")
     except Exception as error:
@@ -49,6 +52,7 @@ def train_cell(cell: Cell, parent: int | None = None) -> Outcome:
 
 def in_process(cell: Cell, parent: int) -> None:
     """`train_cell` as a process's whole life: the exit code is the outcome."""
+    say_warnings_plainly()
     raise SystemExit(CODES[train_cell(cell, parent)])
 
 
@@ -75,6 +79,11 @@ class ProgressNotes:
     def epoch(self, metrics: dict[str, Any], seconds: float) -> None:
         self.written = 0.0
         self._note(share=0.0, now="")
+
+    def close(self) -> None:
+        """Take the note back, if there is one of ours."""
+        if self.written:
+            self.cell.note("progress.json").unlink(missing_ok=True)
 
     def _note(self, **progress: Any) -> None:
         if time.monotonic() - self.written < PAUSE:

@@ -130,6 +130,7 @@ class _Share(torch.autograd.Function):
             BLOCK=ELEMENTS, PARTS=triton.next_power_of_2(programs), STEPS=triton.next_power_of_2(steps),
         )  # fmt: skip
         small.share_gradient[(programs,)](
-            v, together, total, inverse, seen, m[step:], lam[step:], results, target, tasks, size, BLOCK=ELEMENTS
-        )
+            v, gradients, together, total, inverse, seen, m[step:], lam[step:], results, target, tasks, size,
+            BLOCK=ELEMENTS,
+        )  # fmt: skip
         return target, results[1 : 1 + steps], results[1 + steps :], None, None, None

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
 from gradshare.kernels.device import _last_to_arrive
 
 IGNORED = tl.constexpr(-100)  # a label that F.cross_entropy leaves out
+LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 
 
 @triton.jit
@@ -78,13 +80,18 @@ def cross_entropy_second(v, g, logits, targets, target, n, ways, stride, BM: tl.
 
 @triton.jit
 def sum_of_tasks(gradients, total, parts, counter, inverse, tasks, size, BLOCK: tl.constexpr, PARTS: tl.constexpr):
-    """total = the sum over tasks [size]; inverse = 1 / its length, or 0 where that is 0. Squares are float64."""
+    """total = the sum over tasks [size]; inverse = 1 / its length, or 0 where that is 0. Squares are float64.
+
+    An element that is not finite does not count, and a sum too large becomes the largest number.
+    """
     program, programs = tl.program_id(0), tl.num_programs(0)
     element = program * BLOCK + tl.arange(0, BLOCK)
     there = element < size
     value = tl.zeros([BLOCK], tl.float32)
     for task in range(tasks):
-        value += tl.load(gradients + task * size + element, mask=there, other=0.0)
+        own = tl.load(gradients + task * size + element, mask=there, other=0.0)
+        value += tl.where(tl.abs(own) < float("inf"), own, 0.0)
+    value = tl.minimum(tl.maximum(value, -LARGEST), LARGEST)
     tl.store(total + element, value, mask=there)
     wide = value.to(tl.float64)
     tl.store(parts + program, tl.sum(wide * wide, 0))
@@ -152,9 +159,9 @@ def share_sums(
 
 @triton.jit
 def share_gradient(
-    v, together, total, inverse, seen, m, lam, results, target, tasks, size, BLOCK: tl.constexpr
+    v, gradients, together, total, inverse, seen, m, lam, results, target, tasks, size, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """target = the gradient by every task's gradient."""
+    """target = the gradient by every task's gradient; what did not count in the sum has none through it."""
     element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = element < size
     keep, gate = 1 / (1 + tl.exp(-tl.load(m))), 1 / (1 + tl.exp(-tl.load(lam)))
@@ -164,4 +171,5 @@ def share_gradient(
     common = (weight * (tl.load(together + element, mask=there, other=0.0) - fresh * tl.load(results))).to(tl.float32)
     for task in range(tasks):
         w = tl.load(v + task * size + element, mask=there, other=0.0)
-        tl.store(target + task * size + element, (1 - gate) * w + common, mask=there)
+        counted = tl.abs(tl.load(gradients + task * size + element, mask=there, other=0.0)) < float("inf")
+        tl.store(target + task * size + element, (1 - gate) * w + tl.where(counted, common, 0.0), mask=there)

@@ -21,6 +21,7 @@ from gradshare.reports.against import (
 from gradshare.reports.experiments import Experiment, Repeats, group
 from gradshare.reports.paper import departures, paper_cell
 from gradshare.reports.runs import Floats, Run, TestResult, common_measure
+from gradshare.reports.wording import is_control
 
 Comparison = dict[str, Any]
 
@@ -34,7 +35,7 @@ SEEDS_NOTE = (
 
 
 def compare_runs(runs: list[Run]) -> Comparison:
-    """Group the runs into experiments; compare every arm with its original, and every control with sharing too.
+    """Group the runs into experiments; compare every arm with its original, and with sharing where it is a third.
 
     Accuracies and losses are as in the metrics (accuracies from 0 to 1). `mean_difference` and `final_difference` are
     arm minus reference, in accuracy points (or in units of the loss), `area` is their sum over the common epochs;
@@ -143,6 +144,9 @@ def _run(run: Run, experiment: Experiment, place: int) -> dict[str, Any]:
         "finished": run.finished,
         "state": run.state,
         "reason": run.reason,
+        "skipped": run.skipped,
+        "diverged_tasks": run.diverged_tasks,
+        "saturated": run.saturated,
         "epochs": len(run.epochs),
         "epochs_without_value": int((~np.isfinite(run.val)).sum()),
         "planned_epochs": planned if isinstance(planned, int) else None,
@@ -166,7 +170,7 @@ def _references(run: Run, experiment: Experiment) -> dict[str, Any]:
     return {
         "against_original": against(run, original) if original else None,
         "against_shared": against(run, sharing) if sharing else None,
-        "gains": gains(run, sharing, original) if original and sharing else None,
+        "gains": gains(run, sharing, original) if original and sharing and is_control(run.arm) else None,
     }
 
 

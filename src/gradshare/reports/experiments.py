@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gradshare.reports.paper import DATA
+from gradshare.reports.records import LARGEST
 from gradshare.reports.runs import Run
 from gradshare.reports.wording import METHODS
 
-OF_THE_MACHINE = ("version", "device", "engine", "threads", "eval_batch")  # and the seed: what repeats may differ in
+# and the seed: what repeats may differ in
+OF_THE_MACHINE = ("version", "device", "engine", "threads", "eval_batch", "deterministic")
 
 
 class Setting(NamedTuple):
@@ -124,5 +126,10 @@ def _order(one: Setting) -> list[tuple[float, str]]:
     return [data, rate, ways, shots, ranked, (-tasks[0], tasks[1])]
 
 
+def rank(value: Any) -> float:
+    """A number to sort by; 0 for what is none, and for a number that is too long to be one."""
+    return float(value) if isinstance(value, int | float) and abs(value) <= LARGEST else 0.0
+
+
 def _rank(value: Any) -> tuple[float, str]:
-    return (float(value), "") if isinstance(value, int | float) else (0.0, value_text(value))
+    return (rank(value), "") if isinstance(value, int | float) else (0.0, value_text(value))

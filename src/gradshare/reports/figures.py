@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from gradshare.reports.against import best_index
-from gradshare.reports.experiments import Experiment, Repeats, Setting, group, value_text
+from gradshare.reports.experiments import Experiment, Repeats, Setting, group, rank, value_text
 from gradshare.reports.hover import Curve, Drawing, Panel, curve
 from gradshare.reports.legends import legend_label, seeds_label, shortened, visible
 from gradshare.reports.runs import Floats, Ints, Run, common_measure
@@ -37,10 +37,11 @@ STROKES = {
     "gate-only": Stroke("#009e73", (0, (5, 2, 1, 2))),
     "batch-only": Stroke("#cc79a7", (0, (1.2, 1.4))),
     "memory-only": Stroke("#e69f00", (0, (7, 2, 1, 2, 1, 2))),
+    "conditioned": Stroke("#56b4e9", (0, (9, 2))),
 }
 ALONE, AMONG = (9.6, 4.1), (4.4, 2.5)  # inches: width of a panel with its margins, height of its axes
 LEFT, RIGHT, ABOVE, BELOW, LEGEND_LINE = 0.75, 0.15, 0.36, 0.66, 0.19
-OTHER = Stroke("#56b4e9", (0, (3, 1.5)))
+OTHER = Stroke("#767b82", (0, (3, 1.5)))
 
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
@@ -125,11 +126,7 @@ def _as_in_the_paper(experiments: list[Experiment]) -> list[Experiment]:
 
 
 def _row(one: Setting) -> list[float]:
-    return [_number(one.ways), _number(one.shots), -_number(one.tasks)]
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
+    return [rank(one.ways), rank(one.shots), -rank(one.tasks)]
 
 
 def _columns(experiments: list[Experiment]) -> int:

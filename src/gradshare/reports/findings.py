@@ -13,6 +13,7 @@ from gradshare.reports.wording import (
     Measure,
     count,
     gap,
+    is_control,
     level,
     percent,
     round_level,
@@ -22,7 +23,7 @@ from gradshare.reports.wording import (
 )
 
 VERDICTS = {"ahead": "Ahead of", "behind": "Behind", "level": "Neither ahead of nor behind"}
-STATES = {"running": "still running", "unfinished": "unfinished", "failed": "unfinished", "diverged": "unfinished"}
+STATES = {"running": "still running", "unfinished": "unfinished", "failed": "unfinished", "diverged": "stopped"}
 
 
 class Finding(NamedTuple):
@@ -32,7 +33,7 @@ class Finding(NamedTuple):
 
 
 def findings(comparison: Comparison) -> list[Finding]:
-    """A finding an arm: on its own, or against the original, and for a control against sharing too.
+    """A finding an arm: on its own, or against the original, and for a third kind against sharing too.
 
     An arm that was trained with several seeds has one finding for all of them.
     """
@@ -56,7 +57,7 @@ def _finding(name: str, comparison: Comparison) -> str:
         told = _control(name, comparison)
     else:
         told = _in_full(name, comparison)
-    return _join(_state(arm), told, _near_chance(arm))
+    return _join(_state(arm), told, _beyond(arm, comparison["measure"]), _near_chance(arm))
 
 
 def _alone(arm: dict[str, Any], comparison: Comparison) -> str:
@@ -70,6 +71,12 @@ def _control(name: str, comparison: Comparison) -> str:
     """Short: the tables have the rest."""
     arm, measure = comparison["arms"][name], comparison["measure"]
     return _join(_bands(arm["against_original"]), account_for_gain(name, comparison["arms"], measure))
+
+
+def _beyond(arm: dict[str, Any], measure: Measure) -> str:
+    """What goes past the paper, against plain sharing."""
+    versus = arm["against_shared"]
+    return _curves(versus, measure) if versus and versus["common_epochs"] and not is_control(arm["arm"]) else ""
 
 
 def _in_full(name: str, comparison: Comparison) -> str:
@@ -90,9 +97,20 @@ def _state(arm: dict[str, Any]) -> str:
     planned = f" of {arm['planned_epochs']}" if arm["planned_epochs"] else ""
     kind = STATES.get(arm["state"], "not begun")
     unfinished = "" if arm["finished"] else f"This run is {kind}: {arm['epochs']}{planned} epochs so far."
-    failed = f"It failed: {arm['reason'].rstrip('.')}." if arm["reason"] and not arm["finished"] else ""
+    how = "diverged" if arm["state"] == "diverged" else "failed"
+    failed = f"It {how}: {arm['reason'].rstrip('.')}." if arm["reason"] and not arm["finished"] else ""
     lost = arm["epochs_without_value"]
-    return _join(unfinished, failed, f"In {count(lost, 'epoch')} it has no finite validation value." if lost else "")
+    valueless = f"In {count(lost, 'epoch')} it has no finite validation value." if lost else ""
+    return _join(unfinished, failed, valueless, _not_finite(arm))
+
+
+def _not_finite(arm: dict[str, Any]) -> str:
+    skipped, tasks, gate = arm["skipped"], arm["diverged_tasks"], arm["saturated"]
+    return _join(
+        f"It left out {count(skipped, 'meta-step')} whose loss or gradient was not finite." if skipped else "",
+        f"Up to {count(tasks, 'validation task')} an epoch had no finite loss." if tasks else "",
+        f"A gate is saturated: {gate}." if gate else "",
+    )
 
 
 def _best(arm: dict[str, Any], measure: Measure) -> str:

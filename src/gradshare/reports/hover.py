@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from gradshare.limits import printable
 from gradshare.reports.runs import Floats, Ints
 
 
@@ -59,7 +60,8 @@ def _told(line: Curve, scale: int) -> dict[str, Any]:
     def short(values: list[float | None]) -> list[float | None]:
         return [None if value is None else float(f"{scale * value:.4g}") for value in values]
 
-    return {**line._asdict(), "values": short(line.values), "intervals": short(line.intervals)}
+    label = printable(line.label)
+    return {**line._asdict(), "label": label, "values": short(line.values), "intervals": short(line.intervals)}
 
 
 def curve(label: str, color: str, epochs: Ints, values: Floats, intervals: Floats) -> Curve:

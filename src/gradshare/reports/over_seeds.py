@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from gradshare.reports.accounting import share_of_gain
+from gradshare.reports.against import spread
 from gradshare.reports.compare import Comparison
 from gradshare.reports.wording import (
     Measure,
     count,
+    is_control,
     level,
+    marks,
     number,
     percent_spread,
     round_level,
@@ -29,6 +32,7 @@ def seeds_finding(repeats: dict[str, Any], experiment: dict[str, Any], compariso
             _state([arms[name] for name in repeats["runs"]]),
             _best(repeats, measure),
             _lead(repeats, told, measure),
+            _beyond(repeats, told, measure),
             _speed(repeats),
             _thresholds(repeats, experiment, measure),
             _test(repeats, experiment, measure),
@@ -41,6 +45,8 @@ def seeds_finding(repeats: dict[str, Any], experiment: dict[str, Any], compariso
 def _state(told: list[dict[str, Any]]) -> str:
     states = [arm["state"] for arm in told if arm["state"] != "done"]
     kinds = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
+    marked = [mark for arm in told for mark in marks(arm) if mark != arm["state"]]
+    kinds += [f"{mark} in {marked.count(mark)}" for mark in dict.fromkeys(marked)]
     return f"Of {count(len(told), 'seed')}: {', '.join(kinds)}." if kinds else f"{count(len(told), 'seed')}."
 
 
@@ -66,6 +72,21 @@ def _lead(repeats: dict[str, Any], told: list[dict[str, Any]], measure: Measure)
         f"Against the original of the same seed its curve is ahead in {verdicts.count('ahead')} of {len(versus)},"
         f" behind in {verdicts.count('behind')}; the mean difference is {mean} {unit}, the area between"
         f" the curves {area} {unit} × epochs."
+    )
+
+
+def _beyond(repeats: dict[str, Any], told: list[dict[str, Any]], measure: Measure) -> str:
+    """What goes past the paper, against plain sharing."""
+    versus = [arm["against_shared"] for arm in told if arm["against_shared"] and not is_control(arm["arm"])]
+    versus = [one for one in versus if one["common_epochs"]]
+    found = spread([one["mean_difference"] for one in versus])
+    if found is None:
+        return ""
+    verdicts = [verdict(one, measure) for one in versus]
+    unit = "points" if measure == "accuracy" else "in the loss"
+    return (
+        f"Against sharing of the same seed it is ahead in {verdicts.count('ahead')} of {len(versus)}, behind in"
+        f" {verdicts.count('behind')}; the mean difference is {signed_spread(found, measure)} {unit}."
     )
 
 

@@ -6,10 +6,11 @@ import base64
 import hashlib
 import json
 import re
-from html import escape
+from html import escape as escape_markup
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from gradshare.limits import printable
 from gradshare.reports import description
 from gradshare.reports.compare import Comparison
 from gradshare.reports.experiments import value_text
@@ -121,7 +122,7 @@ def _tables(comparison: Comparison) -> list[str]:
 def _failures(comparison: Comparison) -> str:
     reasons = {name: arm["reason"] for name, arm in comparison["arms"].items() if arm["reason"]}
     pairs = "".join(f"<dt>{escape(name)}</dt>\n<dd>{escape(reason)}</dd>\n" for name, reason in reasons.items())
-    return _section("Runs that failed", f"<div class=card><dl>\n{pairs}</dl></div>") if reasons else ""
+    return _section("Runs that failed or diverged", f"<div class=card><dl>\n{pairs}</dl></div>") if reasons else ""
 
 
 def _table(table: Table) -> str:
@@ -140,9 +141,8 @@ def _table_row(row: list[Cell], arm: str, place: int) -> str:
 
 def _cell(cell: Cell, arm: str) -> str:
     value = "" if cell.value is None else escape(str(cell.value))
-    text = re.sub(
-        r"\((unfinished|running|waiting|failed|diverged)\)$", r"<span class=state>(\1)</span>", _prose(cell.text)
-    )
+    mark = r"(?:unfinished|running|waiting|failed|diverged|steps skipped|tasks diverged|gate saturated)"
+    text = re.sub(rf"(\({mark}(?:, {mark})*\))$", r"<span class=state>\1</span>", _prose(cell.text))
     beside = f"<small>{_prose(cell.beside)}</small>" if cell.beside else ""
     return f'<td data-value="{value}">{_swatch(arm) if arm else ""}{text}{beside}</td>'
 
@@ -194,6 +194,11 @@ def _row(tag: str, contents: list[str]) -> str:
     return "<tr>" + "".join(f"<{tag}>{content}</{tag}>" for content in contents) + "</tr>\n"
 
 
+def escape(text: str) -> str:
+    """A name of anybody's as text, and nothing but text."""
+    return escape_markup(printable(text))
+
+
 def _prose(text: str) -> str:
     """Escaped, with numbers kept on one line with their signs and units."""
     return re.sub(r"(?<=\d) (?=%)| (?=[=±] )|(?<=[=±]) ", "\N{NO-BREAK SPACE}", escape(text))
@@ -210,7 +215,7 @@ def _figure(one: PageFigure, command: str) -> str:
     trained = [line for line in map(description.training_command, one.runs) if line]
     commands = (
         f"<details><summary>The commands that train what it shows ({len(trained)})</summary>\n"
-        f"<pre>{escape(chr(10).join(trained))}</pre></details>\n"
+        f"<pre>{chr(10).join(map(escape, trained))}</pre></details>\n"
         if trained
         else ""
     )

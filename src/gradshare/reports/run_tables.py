@@ -69,7 +69,7 @@ def _heading(measure: Measure, against: bool) -> list[str]:
 def _own_cells(name: str, arm: dict[str, Any], measure: Measure) -> list[Cell]:
     tests = [(arm["test"] or {}).get(kind) or {} for kind in ("best", "ensemble")]
     return [
-        Cell(name if arm["state"] == "done" else f"{name} ({arm['state']})", name),
+        Cell(f"{name} ({', '.join(marks)})" if (marks := wording.marks(arm)) else name, name),
         Cell(wording.level(arm["best_val"], measure, arm["best_val_interval"]), arm["best_val"]),
         Cell(wording.ABSENT if arm["best_epoch"] is None else str(arm["best_epoch"]), arm["best_epoch"]),
         *(Cell(wording.level(one.get("value"), measure, one.get("interval")), one.get("value")) for one in tests),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,9 +11,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from gradshare.divergence import read_note, saturated
 from gradshare.errors import UserError
+from gradshare.files import opened
 from gradshare.grid.cells import NOTES, Cell, planned
 from gradshare.locks import holder
+from gradshare.reading import read_bytes
 from gradshare.reports.records import Json, Record, read_lines, read_object
 from gradshare.reports.wording import Measure, arm_rank
 
@@ -53,11 +57,17 @@ class Run:
     finished: bool
     state: State
     reason: str
-    """Why it failed, in a line; "" if it did not."""
+    """Why it failed or diverged, in a line; "" if it did not."""
     test_tasks: int | None
     test_best: TestResult | None
     test_ensemble: TestResult | None
     summary: Json | None
+    skipped: int = 0
+    """Meta-steps that were not taken, since something was not finite."""
+    diverged_tasks: int = 0
+    """Validation tasks without a finite loss, in the epoch that has most."""
+    saturated: str = ""
+    """The first gate that is saturated, since when, and what that means; "" if none is."""
 
 
 def read_run(folder: Path) -> Run:
@@ -65,7 +75,7 @@ def read_run(folder: Path) -> Run:
     folder = Path(folder)
     if not is_run(folder):
         raise UserError(f"no run in {folder}: it holds no config.json")
-    config = read_object(folder / "config.json").values
+    config = _config(folder / "config.json")
     metrics = read_lines(folder / "metrics.jsonl")
     timings = read_lines(folder / "timings.jsonl")
     summary = read_object(folder / "summary.json") if (folder / "summary.json").exists() else None
@@ -73,7 +83,8 @@ def read_run(folder: Path) -> Run:
     arm = str(config.get("arm") or folder.resolve().name)
     measure = _measure(metrics)
     val = _floats([_value(record, measure) for record in metrics])
-    reason = _failure(folder)
+    note = read_note(folder)
+    reason = _failure(folder) if note is None else str(note)
     return Run(
         name=arm,
         arm=arm,
@@ -82,19 +93,31 @@ def read_run(folder: Path) -> Run:
         epochs=np.array([record.count("epoch") for record in metrics], dtype=np.int64),
         measure=measure,
         val=val,
-        interval=_floats([record.number("val_interval") for record in metrics]),
+        interval=_finite([record.number("val_interval") for record in metrics]),
         m=_steps(metrics, "m"),
         lam=_steps(metrics, "lam"),
         timed_epochs=np.array([record.count("epoch") for record in timings], dtype=np.int64),
-        train_seconds=_floats([record.number("train_seconds") for record in timings]),
+        train_seconds=_finite([record.number("train_seconds") for record in timings]),
         finished=(folder / "DONE").exists(),
-        state=_state(folder, val, reason),
+        state=_state(folder, val, reason) if note is None else "diverged",
         reason=reason,
         test_tasks=test.count("tasks") if test and "tasks" in test.values else None,
         test_best=_test_result(test.inner("best")) if test else None,
         test_ensemble=_test_result(test.inner("ensemble")) if test else None,
         summary=summary.values if summary else None,
+        skipped=sum(record.count_or_none("skipped") for record in metrics),
+        diverged_tasks=max((record.count_or_none("val_diverged") for record in metrics), default=0),
+        saturated=_saturated(metrics),
     )
+
+
+def _config(path: Path) -> Json:
+    config = read_object(path).values
+    try:
+        json.dumps(config, allow_nan=False)  # the report's own summary.json will hold parts of it
+        return opened(config) if "sha256" in config else config
+    except ValueError as error:
+        raise UserError(f"{path} was changed or is damaged: {error}") from None
 
 
 def find_runs(folder: Path) -> list[Run]:
@@ -175,17 +198,25 @@ def _not_begun(cell: Cell, begun: Json) -> Run:
     )
 
 
+def _saturated(metrics: list[Record]) -> str:
+    for record in metrics:
+        gates = {gate: record.numbers(gate) for gate in ("m", "lam")}
+        if found := saturated(gates):
+            return f"since epoch {record.count('epoch')}, {found[0]}"
+    return ""
+
+
 def _failure(folder: Path) -> str:
     """The first line of what the worker of a grid's cell left when it failed."""
     note = folder.parent.parent / NOTES / folder.parent.name / f"{folder.name}.failure.txt"
     try:
-        return note.read_text(encoding="utf-8", errors="replace").partition("\n")[0] or "no reason was noted"
+        return read_bytes(note).decode(errors="replace").partition("\n")[0] or "no reason was noted"
     except OSError:
         return ""
 
 
 def _state(folder: Path, val: Floats, reason: str) -> State:
-    if (len(val) and not np.isfinite(val[-1])) or "the loss became" in reason:  # training's words
+    if (len(val) and not np.isfinite(val[-1])) or "the loss became" in reason:  # of old
         return "diverged"
     if (folder / "DONE").exists():
         return "done"
@@ -230,3 +261,9 @@ def _test_result(record: Record | None) -> TestResult | None:
 
 def _floats(values: list[float]) -> Floats:
     return np.array(values, dtype=np.float64)
+
+
+def _finite(values: list[float]) -> Floats:
+    """Absent where it is infinite: an interval or a time that nothing can be computed with."""
+    found = _floats(values)
+    return np.where(np.isfinite(found), found, np.nan)

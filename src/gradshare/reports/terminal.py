@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gradshare.limits import printable
 from gradshare.reports import wording
 from gradshare.reports.compare import Comparison, result_of
 from gradshare.reports.run_tables import bands_text, has_reference, speed_up_text, threshold_table
@@ -29,7 +30,7 @@ def rich_table(comparison: Comparison) -> Table:
         left = name in ("Arm", "Experiment")
         drawn.add_column(name, justify="left" if left else "right", overflow="fold", no_wrap=not left)
     for row in rows:
-        drawn.add_row(*map(Text, row))  # Text: a name such as [red] stays text
+        drawn.add_row(*(Text(printable(cell)) for cell in row))  # Text: a name such as [red] stays text
     return drawn
 
 
@@ -75,14 +76,14 @@ def rich_thresholds(comparison: Comparison) -> Table | None:
     for name in found.columns:
         drawn.add_column(name, justify="left" if name == "Arm" else "right", overflow="fold")
     for row in found.rows:
-        drawn.add_row(*(Text(cell.text) for cell in row))
+        drawn.add_row(*(Text(printable(cell.text)) for cell in row))
     return drawn
 
 
 def _own(name: str, arm: dict[str, Any], measure: Measure) -> list[str]:
     result = result_of(arm)
     return [
-        name if arm["state"] == "done" else f"{name}*",
+        f"{name}*" if wording.marks(arm) else name,
         wording.level(arm["best_val"], measure, arm["best_val_interval"]),
         wording.ABSENT if arm["best_epoch"] is None else str(arm["best_epoch"]),
         wording.level(result.get("value"), measure, result.get("interval")),
@@ -103,6 +104,6 @@ def _caption(comparison: Comparison, leads: bool, apart: bool) -> str:
     unit = "accuracy points" if comparison["measure"] == "accuracy" else "loss"
     told = f"Lead: arm minus original, mean over the common epochs, in {unit}. " if leads else ""
     told += "Apart: epochs in which the 95 % bands are apart, better/worse. " if apart else ""
-    states = dict.fromkeys(arm["state"] for arm in comparison["arms"].values() if arm["state"] != "done")
-    unfinished = f"* {' or '.join(states)}. " if states else ""
-    return f"{unfinished}{told}{comparison['note']}"
+    marks = dict.fromkeys(mark for arm in comparison["arms"].values() for mark in wording.marks(arm))
+    marked = f"* {' or '.join(marks)}. " if marks else ""
+    return f"{marked}{told}{comparison['note']}"

@@ -34,12 +34,29 @@ ARMS = {
     "gate-only": Arm("the original with a learned factor on each inner step, nothing shared", "a learned step size"),
     "batch-only": Arm("sharing between concurrent tasks, without memory", "the concurrent tasks"),
     "memory-only": Arm("sharing through the memory of earlier tasks alone", "the memory of earlier tasks"),
+    "conditioned": Arm("sharing with a gate for each task, by how well its gradient agrees with the running mean"),
 }
 
 
+def marks(arm: dict[str, Any]) -> list[str]:
+    """What a reader has to know of a run before its numbers, in a word or two each."""
+    found = {
+        arm["state"]: arm["state"] != "done",
+        "steps skipped": arm["skipped"],
+        "tasks diverged": arm["diverged_tasks"],
+        "gate saturated": arm["saturated"],
+    }
+    return [mark for mark, holds in found.items() if holds]
+
+
 def arm_rank(arm: str) -> int:
-    """The original first, then sharing, then the controls, then arms unknown to us."""
+    """The original first, then sharing, then the controls, then what goes past the paper, then arms unknown to us."""
     return list(ARMS).index(arm) if arm in ARMS else len(ARMS)
+
+
+def is_control(arm: str) -> bool:
+    """Whether an arm may account for sharing's gain; one unknown to us may."""
+    return arm not in ARMS or bool(ARMS[arm].source)
 
 
 def level(value: float | None, measure: Measure, interval: float | None = None) -> str:

@@ -1,0 +1,90 @@
+"""Files that a crash leaves whole, and JSON objects that carry their own checksum. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from gradshare.errors import UserError
+from gradshare.reading import read_bytes
+
+NEW = ".new"  # how the name of a file or folder ends while it is being written; it begins with a dot
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file so that a reader, or a crash, finds the old content or the new; on the disk when it returns."""
+    content = text.encode()
+    with suppress(OSError, UserError):
+        if read_bytes(path) == content:
+            return
+    temporary = path.with_name(f".{path.name}{NEW}")
+    with writing(path):
+        try:
+            write_synced(temporary, content)
+            temporary.replace(path)
+            sync(path.parent)
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a file, and have the system put it on the disk."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(folder: Path) -> None:
+    """Have the system put the names in a folder on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Within the block, what the disk refuses is an error that a user can mend, and names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def written_by_newer(what: str, version: object, known: int) -> str:
+    return f"was written by a newer gradshare ({what} version {version}, this one reads {known}): update gradshare"
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def sealed(content: dict[str, Any]) -> dict[str, Any]:
+    """A JSON object with the SHA-256 of the rest as its last entry.
+
+    Example:
+        >>> sorted(sealed({"seed": 0})), "sha256" in opened(sealed({"seed": 0}))
+        (['seed', 'sha256'], False)
+    """
+    plain = json.loads(json.dumps(content, default=str))
+    return {**plain, "sha256": _digest(plain)}
+
+
+def opened(content: dict[str, Any]) -> dict[str, Any]:
+    """The reverse of `sealed`; ValueError if the object is not as it was."""
+    rest = {name: value for name, value in content.items() if name != "sha256"}
+    if content["sha256"] != _digest(rest):
+        raise ValueError("it does not match its checksum")
+    return rest
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return sha256(json.dumps(content, sort_keys=True).encode())
