@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -57,3 +58,6 @@ def test_a_promise_that_is_broken_is_found() -> None:
     assert result.returncode == 1, result.stdout + result.stderr
     assert re.search(r"BROKEN: damaged files: .*\.safetensors: |BROKEN: damaged files: .*\.json: ", result.stdout)
     assert "again: python -m tests.chaos --only damage --seed 0 --short" in result.stdout
+    kept = re.search(r"the folder: (.+)/try-", result.stdout)
+    assert kept is not None and Path(kept[1], "whole-0").is_dir()  # to be looked at
+    shutil.rmtree(kept[1])
