@@ -34,9 +34,9 @@ from gradshare.bench.costs import (
     layers,
     operations,
 )
-from gradshare.bench.measure import measure, prepare, synthetic
+from gradshare.bench.measure import Timing, measure, prepare, synthetic
 from gradshare.bench.results import Failure, Measurement, Results, read_results
-from gradshare.bench.running import begin, run
+from gradshare.bench.running import begin, run, run_in_turn
 from gradshare.bench.table import markdown_table, notes, row
 from gradshare.cli import main
 
@@ -205,6 +205,27 @@ def test_a_library_that_fails_is_reported_and_the_rest_goes_on(tmp_path: Path, m
     ]
     assert len(read_results(tmp_path / "r.json").measurements) == 1
     assert sum("torchopt" in note for note in notes(results)) == 1
+
+
+def test_cases_take_turns_and_one_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    timed = Timing.block
+
+    def block(timing: Timing) -> None:
+        order.append(timing.case.method)
+        if timing.case.method == "metasgd" and len(timing.times) == 1:
+            raise RuntimeError("out of memory")
+        timed(timing)
+
+    monkeypatch.setattr(Timing, "block", block)
+    results = begin("cpu", ("float32",), copied=2**16, width=16)
+    cases, rounds = [TINY, replace(TINY, method="metasgd"), replace(TINY, method="mamlpp")], []
+    run_in_turn(cases, results, tmp_path / "r.json", progress=lambda *done: rounds.append(done), iterations=6, blocks=3)
+    assert order == ["maml", "metasgd", "mamlpp"] * 2 + ["maml", "mamlpp"]
+    assert rounds == [(0, 3), (1, 3), (2, 3)]
+    assert [(found.case.method, found.iterations) for found in results.measurements] == [("maml", 6), ("mamlpp", 6)]
+    assert [failure.reason for failure in results.failures] == ["RuntimeError: out of memory"]
+    assert read_results(tmp_path / "r.json").failures == results.failures
 
 
 @pytest.mark.parametrize("name", [*PAPER, "cpu"])

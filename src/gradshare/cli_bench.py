@@ -95,7 +95,7 @@ def bench(
     threads
         CPU threads; 0 is one for each core.
     json
-        A file for all figures, written after each case.
+        A file for all figures, written after each case (on a CPU, where cases take turns, at the end).
     """
     if values and sweep is None:
         raise UserError("--values are for --sweep: say what to vary, such as --sweep tasks")
@@ -127,6 +127,9 @@ def _setting(name: ShapeName, changed: dict[str, int], size: int | None, device:
     return setting if size is None else swept(setting, "size", size)
 
 
+ROUNDS = 10  # on a CPU
+
+
 def _run(
     cases: list[Case],
     device: str,
@@ -138,19 +141,27 @@ def _run(
     from rich.console import Console
 
     from gradshare.bench.results import Failure, Measurement
-    from gradshare.bench.running import begin, run
+    from gradshare.bench.running import begin, run, run_in_turn
     from gradshare.bench.table import line_of, notes, rich_tables
 
-    kept = f"what was timed so far is in {path}" if path is not None else "--json FILE would have kept what was timed"
-    with stoppable(kept), bar("timing", "cases") as progress:
-        progress(0, len(cases))
+    on_gpu = device == "cuda"
+    if not on_gpu:
+        kept = "cases take turns on a CPU, so there are no figures before the end"
+    else:
+        kept = f"what was timed so far is in {path}" if path else "--json FILE would have kept what was timed"
+    with stoppable(kept), bar("timing", "cases" if on_gpu else "rounds of all cases") as progress:
+        progress(0, len(cases) if on_gpu else ROUNDS)
         results = begin(device, precisions, sweep)
 
         def said(outcome: Measurement | Failure) -> None:
             print(line_of(outcome), flush=True)
-            progress(len(results.measurements) + len(results.failures), len(cases))
+            if on_gpu:
+                progress(len(results.measurements) + len(results.failures), len(cases))
 
-        run(cases, results, path, said, **options)
+        if on_gpu:
+            run(cases, results, path, said, **options)
+        else:
+            run_in_turn(cases, results, path, said, progress, blocks=ROUNDS, **options)
     if not any(measurement.case.library == "gradshare" for measurement in results.measurements):
         raise UserError(f"nothing of ours could be timed: {results.failures[-1].reason}")
     console = Console(width=None if sys.stdout.isatty() else 120)

@@ -50,42 +50,66 @@ def measure(
 ) -> Measurement:
     """Time one case.
 
-    A block of several iterations is timed as a whole, from an idle device to an idle device: work that a GPU has been
-    asked for and not yet done is counted, and asking ahead is allowed, as in training.
-
     Args:
         iterations: timed in all, shared out over the blocks.
         blocks: the median and the quartiles are over these.
         seconds: no further block is begun after that time, if at least three are done.
         eval_tasks: also time the evaluation of a state on so many tasks; 0 leaves it out, as for other libraries.
     """
-    dataset = synthetic(case.image, case.device)
-    before = _start_counting_memory(case.device)
-    started = time.perf_counter()
-    step, evaluated = prepare(case)
-    draw = _drawing(case, dataset)
-    step(draw(0))
-    synchronise(case.device)
-    first = time.perf_counter() - started
-    for warm_up in range(WARM_UP):
-        step(draw(1 + warm_up))
-    each = max(1, iterations // blocks)
-    times = _block_times(step, draw, case.device, each, blocks, seconds)
-    peak_allocated, peak_reserved = _peak_memory(case.device, before)
-    quartiles = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
-    return Measurement(
-        case=case,
-        milliseconds=1000 * quartiles[1],
-        quartiles=(1000 * quartiles[0], 1000 * quartiles[2]),
-        iterations=each * len(times),
-        operations=operations(case),
-        bytes_moved=bytes_moved(case),
-        first_step_seconds=first,
-        peak_allocated=peak_allocated,
-        peak_reserved=peak_reserved,
-        eval_tasks=eval_tasks if evaluated else 0,
-        eval_seconds=_evaluation_seconds(case, dataset, *evaluated, eval_tasks) if evaluated and eval_tasks else None,
-    )
+    timing = Timing(case, max(1, iterations // blocks))
+    end = time.perf_counter() + seconds
+    while len(timing.times) < blocks and (len(timing.times) < FEWEST or time.perf_counter() < end):
+        timing.block()
+    return timing.result(eval_tasks)
+
+
+class Timing:
+    """A case made ready, to be timed block by block; the blocks of several cases can take turns.
+
+    A block of several iterations is timed as a whole, from an idle device to an idle device: work that a GPU has been
+    asked for and not yet done is counted, and asking ahead is allowed, as in training.
+    """
+
+    def __init__(self, case: Case, each: int) -> None:
+        self.case, self._each = case, each  # iterations in a block
+        self.times: list[float] = []  # seconds of one iteration, as the mean of each block
+        self._dataset = synthetic(case.image, case.device)
+        self._memory_before = _start_counting_memory(case.device)
+        started = time.perf_counter()
+        self._step, self._evaluated = prepare(case)
+        self._draw = _drawing(case, self._dataset)
+        self._step(self._draw(0))
+        synchronise(case.device)
+        self._first = time.perf_counter() - started
+        for warm_up in range(WARM_UP):
+            self._step(self._draw(1 + warm_up))
+
+    def block(self) -> None:
+        synchronise(self.case.device)
+        started = time.perf_counter()
+        for iteration in range(self._each):
+            self._step(self._draw(1 + WARM_UP + self._each * len(self.times) + iteration))
+        synchronise(self.case.device)
+        self.times.append((time.perf_counter() - started) / self._each)
+
+    def result(self, eval_tasks: int = 0) -> Measurement:
+        case, times = self.case, self.times
+        peak_allocated, peak_reserved = _peak_memory(case.device, self._memory_before)
+        quartiles = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
+        evaluated = self._evaluated if eval_tasks else None
+        return Measurement(
+            case=case,
+            milliseconds=1000 * quartiles[1],
+            quartiles=(1000 * quartiles[0], 1000 * quartiles[2]),
+            iterations=self._each * len(times),
+            operations=operations(case),
+            bytes_moved=bytes_moved(case),
+            first_step_seconds=self._first,
+            peak_allocated=peak_allocated,
+            peak_reserved=peak_reserved,
+            eval_tasks=eval_tasks if evaluated else 0,
+            eval_seconds=_evaluation_seconds(case, self._dataset, *evaluated, eval_tasks) if evaluated else None,
+        )
 
 
 def prepare(case: Case) -> tuple[Step, tuple[Learner, MetaState] | None]:
@@ -127,22 +151,6 @@ def _drawing(case: Case, dataset: Dataset) -> Callable[[int], Episodes]:
         return dataset.sample("train", shape, case.tasks, key).to(case.device)
 
     return draw
-
-
-def _block_times(
-    step: Step, draw: Callable[[int], Episodes], device: str, each: int, blocks: int, seconds: float
-) -> list[float]:
-    """Seconds of one iteration, as the mean of each block."""
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < blocks and (len(times) < FEWEST or time.perf_counter() < end):
-        synchronise(device)
-        started = time.perf_counter()
-        for iteration in range(each):
-            step(draw(1 + WARM_UP + each * len(times) + iteration))
-        synchronise(device)
-        times.append((time.perf_counter() - started) / each)
-    return times
 
 
 def _evaluation_seconds(case: Case, dataset: Dataset, learner: Learner, state: MetaState, tasks: int) -> float:

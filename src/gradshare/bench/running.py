@@ -6,19 +6,21 @@ import gc
 import platform
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from gradshare import __version__
 from gradshare.bench.cases import Case, Precision
 from gradshare.bench.ceilings import ceilings
-from gradshare.bench.measure import measure
+from gradshare.bench.measure import Timing, measure
 from gradshare.bench.results import Failure, Measurement, Results
 from gradshare.bench.rivals import versions
 from gradshare.errors import UserError
 
+T = TypeVar("T")
 Said = Callable[[Measurement | Failure], None]
 
 
@@ -44,19 +46,53 @@ def run(
         options: of `measure`.
     """
     for case in cases:
-        outcome = _attempt(case, options)
-        if isinstance(outcome, Failure):
-            results.failures.append(outcome)
-        else:
-            results.measurements.append(outcome)
-        said(outcome)
-        if path is not None:
-            results.save(path)
+        _keep(_attempt(case, partial(measure, case, **options)), results, path, said)
 
 
-def _attempt(case: Case, options: dict[str, Any]) -> Measurement | Failure:
+def run_in_turn(
+    cases: list[Case],
+    results: Results,
+    path: Path | None = None,
+    said: Said = lambda outcome: None,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+    iterations: int = 20,
+    blocks: int = 10,
+    eval_tasks: int = 0,
+) -> None:
+    """The same with a block of each case in turn: a shared machine is now fast and now slow, and so for all of them.
+
+    All cases are in memory at a time, so this is for a CPU.
+
+    Args:
+        progress: is told how many rounds are done, of how many.
+    """
+    made = [_attempt(case, partial(Timing, case, max(1, iterations // blocks))) for case in cases]
+    for done in range(blocks):
+        progress(done, blocks)
+        made = [one if isinstance(one, Failure) else _attempt(one.case, partial(_with_a_block, one)) for one in made]
+    for one in made:
+        done_with = one if isinstance(one, Failure) else _attempt(one.case, partial(one.result, eval_tasks))
+        _keep(done_with, results, path, said)
+
+
+def _with_a_block(timing: Timing) -> Timing:
+    timing.block()
+    return timing
+
+
+def _keep(outcome: Measurement | Failure, results: Results, path: Path | None, said: Said) -> None:
+    if isinstance(outcome, Failure):
+        results.failures.append(outcome)
+    else:
+        results.measurements.append(outcome)
+    said(outcome)
+    if path is not None:
+        results.save(path)
+
+
+def _attempt(case: Case, work: Callable[[], T]) -> T | Failure:
     try:
-        return measure(case, **options)
+        return work()
     except UserError as error:
         return Failure(case, str(error))
     except Exception as error:  # out of memory, a kernel that does not compile: the other cases still count
