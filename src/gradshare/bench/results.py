@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 from gradshare.bench.cases import RIVALS, Case
 from gradshare.bench.costs import Ceiling, ceiling_of
 from gradshare.errors import UserError
+from gradshare.files import write_whole
+from gradshare.reading import parse_json, read_text
 
 VERSION = 1
 
@@ -69,15 +70,13 @@ class Results:
         """Write everything, or leave what was there."""
         content = {"version": VERSION, **asdict(self)}
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}.part")
-        unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        os.replace(unfinished, path)
+        write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
 def read_results(path: Path) -> Results:
     """The reverse of `save`."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(read_text(path))
         if content.pop("version") != VERSION:
             raise ValueError("it is of another version of gradshare")
         content["measurements"] = [Measurement(**_restored(entry)) for entry in content["measurements"]]
