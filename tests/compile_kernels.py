@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -31,6 +32,7 @@ from gradshare import kernels
 from gradshare.kernels import device, head, launch, pooling, small, stem
 
 H200 = GPUTarget("cuda", 90, 32)
+device.OVERLAPS = tl.constexpr(True)
 PROCESSORS = 132
 MODULES = {module.__name__.rpartition(".")[2]: module for module in (device, pooling, stem, head, small)}
 TYPES = {

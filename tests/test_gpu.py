@@ -17,7 +17,7 @@ from test_training import TINY, learner, same_run
 import gradshare as gs
 from gradshare import checkpoints
 from gradshare.divergence import Diverged
-from gradshare.graphs import GraphedStep
+from gradshare.graphs import GraphedPrediction, GraphedStep
 from gradshare.outer import adam_tensors
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -137,23 +137,43 @@ def test_asked_to_pytorch_trains_the_same_run_twice(blobs: Path, tmp_path: Path,
 
 def twice(blobs: Path, folder: Path, *options: str) -> str:
     """Two processes train a run each with the same options; they are the same to the last bit."""
-    words = [
-        "--ways",
-        3,
-        "--queries",
-        3,
-        "--tasks",
-        2,
-        "--steps",
-        2,
-        "--filters",
-        8,
-        "--val-tasks",
-        6,
-        "--test-tasks",
-        6,
-    ]
+    words = ["--ways", 3, "--queries", 3, "--tasks", 2, "--steps", 2, "--filters", 8]
+    words += ["--val-tasks", 6, "--test-tasks", 6]
     words += ["--threads", 1, "--epochs", 2, "--iterations", 10, "--dataset", blobs, "--device", "cuda", *options]
     told = [gradshare("train", *words, "--out", folder / name).stdout for name in ("one", "other")]
     same_run(folder / "one", folder / "other")
     return told[0]
+
+
+@every_algorithm
+@pytest.mark.parametrize("batch", [4, 3])
+def test_a_recorded_prediction_is_the_prediction(algorithm: Any, batch: int, dataset: gs.Dataset) -> None:
+    model = gs.Conv4(ways=3, filters=4, image=(1, 16, 16)).double()
+    on_cpu = algorithm(model, steps=2, sharing=gs.GradientSharing())
+    states = [randomised(on_cpu.init()).to("cuda"), randomised(randomised(on_cpu.init())).to("cuda")]
+    own = on_cpu.to("cuda")
+    predict = GraphedPrediction(own)
+    with default_dtype(torch.float64):
+        for judged in (states[0], states[1], states):
+            found, expected = (
+                gs.evaluate(own, judged, dataset.to("cuda"), "val", gs.Shape(3, 1, 3), 8, 0, batch, predict=given)
+                for given in (predict, None)
+            )
+            torch.testing.assert_close(found.losses, expected.losses, rtol=1e-9, atol=0)
+            assert torch.equal(found.accuracies, expected.accuracies)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_tasks_are_drawn_without_waiting_for_the_gpu(dataset: gs.Dataset) -> None:
+    there = dataset.to("cuda")
+
+    def draw(number: int) -> gs.Episodes:
+        return there.sample("train", gs.Shape(5, 1, 5), 3, (number,)).to("cuda")
+
+    expected = [draw(number).query_x.cpu() for number in range(20)]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = [draw(number).query_x for number in range(20)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(found, expected, strict=True))

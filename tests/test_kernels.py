@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -13,7 +15,7 @@ from kernel_tools import DEVICE, EPS, GPU, SLOPE, TOLERANCES, as_weights, assert
 from torch import Tensor
 
 import gradshare as gs
-from gradshare.kernels import filters, first_block, fused, launch, linear
+from gradshare.kernels import device, filters, first_block, fused, head, launch, linear, pooling, small, stem
 from gradshare.kernels.first_block import Moments, Patches
 
 
@@ -632,3 +634,19 @@ def test_sharing_of_gradients_near_the_smallest_number_there_is() -> None:
     direction, running = fused.share(gradients, zeros, zeros, draw(2, 40), torch.tensor(False, device=DEVICE), 1)
     assert direction.isfinite().all()
     assert running.norm().item() == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("module", [device, head, pooling, small, stem])
+def test_every_program_waits_for_those_before_it(module: Any) -> None:
+    """It may be launched before they have ended, so that anything it reads earlier could be old."""
+    for function in ast.parse(inspect.getsource(module)).body:
+        if isinstance(function, ast.FunctionDef) and not function.name.startswith("_"):
+            first, *_ = function.body[ast.get_docstring(function) is not None :]
+            assert ast.unparse(first) == "_wait()", function.name
+
+
+def test_every_launch_may_overlap() -> None:
+    for module in (filters, first_block, fused, launch, linear):
+        for call in ast.walk(ast.parse(inspect.getsource(module))):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Subscript):
+                assert any(ast.unparse(given) == "**OVERLAPPED" for given in call.keywords), ast.unparse(call.func)

@@ -1,10 +1,13 @@
-"""A meta-iteration as one CUDA graph: recorded once, then replayed without Python or launch overhead.
+"""A meta-iteration, and the adaptation of an evaluation, as CUDA graphs: recorded once, replayed without Python.
 
-A step is thousands of small kernels, and a GPU finishes them faster than a CPU can launch them. The recorded step reads
+A step is thousands of small kernels, and a GPU finishes them faster than a CPU can launch them. What is recorded reads
 and writes the same memory each time: the state, Adam's moments and one batch of tasks live in fixed buffers.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +15,8 @@ from torch import Tensor
 from gradshare.episodes import Episodes
 from gradshare.learner import Learner, MetaState, Outcome
 from gradshare.outer import meta_step
+
+Result = TypeVar("Result")
 
 
 class GraphedStep:
@@ -36,15 +41,7 @@ class GraphedStep:
     def _record(self, episodes: Episodes) -> None:
         self._episodes = Episodes(*(part.clone() for part in _parts(episodes)))
         before = self._snapshot()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # libraries choose and load their kernels here, which recording does not allow
-            for _ in range(2):
-                self._step()
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._outcome = self._step()
+        self._graph, self._outcome = _recorded(self._step)
         self._restore(before)
 
     def _step(self) -> Outcome:
@@ -72,6 +69,46 @@ class GraphedStep:
         for number, moments in enumerate(self._adam.state.values()):
             for name, value in moments.items():
                 value.copy_(before.get(f"{number}/{name}", torch.zeros_like(value)))
+
+
+class GraphedPrediction:
+    """`learner.logits` for any state, recorded on the first batch. A batch of another size goes the usual way."""
+
+    def __init__(self, learner: Learner) -> None:
+        self._learner = learner
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._state: MetaState
+        self._episodes: Episodes
+        self._logits: Tensor
+
+    @torch.no_grad()
+    def __call__(self, state: MetaState, episodes: Episodes) -> Tensor:  # [tasks, n, ways]
+        if self._graph is None:
+            self._state = MetaState.of({name: tensor.detach().clone() for name, tensor in state.tensors().items()})
+            self._episodes = Episodes(*(part.clone() for part in _parts(episodes)))
+            self._graph, self._logits = _recorded(lambda: self._learner.logits(self._state, self._episodes))
+        if any(a.shape != b.shape for a, b in zip(_parts(self._episodes), _parts(episodes), strict=True)):
+            return self._learner.logits(state, episodes)
+        own, given = self._state.tensors(), state.tensors()
+        torch._foreach_copy_(list(own.values()), [given[name] for name in own])
+        for place, value in zip(_parts(self._episodes), _parts(episodes), strict=True):
+            place.copy_(value)
+        self._graph.replay()
+        return self._logits.clone()
+
+
+def _recorded(run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
+    """A function as a graph, and the tensors that it leaves each time."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # libraries choose and load their kernels here, which recording does not allow
+        for _ in range(2):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = run()
+    return graph, result
 
 
 def _parts(episodes: Episodes) -> tuple[Tensor, ...]:

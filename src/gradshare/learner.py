@@ -226,6 +226,10 @@ class Learner:
         shared = network.shared({name: weight[0] for name, weight in fast.items() if name not in self.adapted})
         return network.forward(network.start(fast), shared, network.inputs(query_x), inner=False)
 
+    def logits(self, state: MetaState, episodes: Episodes) -> Tensor:  # [tasks, n, ways]
+        """Adapt to the support sets, each task for itself, and predict the query sets."""
+        return self.predict(self.adapt(state, episodes.support_x, episodes.support_y), episodes.query_x)
+
     def _adapt(
         self, state: MetaState, shared: list[Weights], x: Tensor, y: Tensor, training: bool
     ) -> tuple[list[Weights], list[Any], Tree]:

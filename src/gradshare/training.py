@@ -26,7 +26,7 @@ from gradshare.episodes import Episodes, Shape, TaskSource, task_key
 from gradshare.errors import UserError
 from gradshare.evaluation import Evaluation, evaluate, finite_mean
 from gradshare.files import write_whole
-from gradshare.graphs import GraphedStep
+from gradshare.graphs import GraphedPrediction, GraphedStep
 from gradshare.interruption import Interrupted, stop_requests
 from gradshare.learner import Learner, MetaState, Outcome, Precision
 from gradshare.locks import locked
@@ -137,6 +137,7 @@ class _Run:
         self.log = torch.zeros(2, training.iterations, device=device)  # loss and accuracy of the epoch's iterations
         self.watch = Watch(self.log, self.state.trainable())
         self.engine = engine
+        self.predict = GraphedPrediction(learner) if engine == "graph" else None
         self.stepping: Learner | None = None  # the learner that `step` steps
         self.step: Callable[[Episodes], Outcome]
         self.started = 0.0
@@ -237,7 +238,9 @@ class _Run:
                 raise Interrupted(self.folder, "in the test after all epochs")
 
         seed, batch = self.training.seed, self.training.eval_batch
-        return evaluate(self.learner, states, self.dataset, split, self.shape, tasks, seed, batch, between, self.group)
+        return evaluate(
+            self.learner, states, self.dataset, split, self.shape, tasks, seed, batch, between, self.group, self.predict
+        )
 
     def _record(self, epoch: int, validation: Evaluation, train_seconds: float, val_seconds: float) -> None:
         loss, accuracy = map(finite_mean, self.log)

@@ -21,7 +21,7 @@ from gradshare.data.dataset import Dataset
 from gradshare.data.store import ClassEntry, Index
 from gradshare.episodes import Episodes, Shape, task_key
 from gradshare.evaluation import evaluate
-from gradshare.graphs import GraphedStep
+from gradshare.graphs import GraphedPrediction, GraphedStep
 from gradshare.learner import Learner, MetaState
 from gradshare.outer import meta_step, optimiser
 from gradshare.sharing import GradientSharing
@@ -156,10 +156,11 @@ def _drawing(case: Case, dataset: Dataset) -> Callable[[int], Episodes]:
 def _evaluation_seconds(case: Case, dataset: Dataset, learner: Learner, state: MetaState, tasks: int) -> float:
     """Time of the second evaluation: the first also loads what it needs."""
     shape = Shape(case.ways, case.shots, case.queries)
+    predict = GraphedPrediction(learner) if case.engine == "graph" else None
     for count in (min(tasks, EVALUATED_AT_A_TIME), tasks):
         synchronise(case.device)
         started = time.perf_counter()
-        evaluate(learner, state, dataset, "test", shape, count, seed=0, batch=EVALUATED_AT_A_TIME)
+        evaluate(learner, state, dataset, "test", shape, count, seed=0, batch=EVALUATED_AT_A_TIME, predict=predict)
         synchronise(case.device)
     return time.perf_counter() - started
 

@@ -91,14 +91,22 @@ class Dataset:
 
     def _pixels(self, rows: NDArray[np.int64]) -> Tensor:  # [...] -> [..., C, H, W]
         if isinstance(self.images, Tensor):
-            chosen = self.images[torch.from_numpy(rows).to(self.images.device)]
+            where = torch.from_numpy(rows)
+            if self.images.is_cuda:  # from pinned memory, or the CPU would wait here until the GPU has nothing to do
+                where = where.pin_memory()
+            chosen = self.images[where.to(self.images.device, non_blocking=True)]
         else:
             chosen = torch.from_numpy(self.images[rows])
         unit = chosen.movedim(-1, -3).to(torch.get_default_dtype(), memory_format=torch.contiguous_format) / 255
         if self.pixels == "unit":
             return unit
-        mean, deviation = (unit.new_tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_DEVIATION))
+        mean, deviation = self._imagenet.to(unit.dtype)
         return (unit - mean) / deviation
+
+    @cached_property
+    def _imagenet(self) -> Tensor:  # [2, C, 1, 1], where the images are
+        device = self.images.device if isinstance(self.images, Tensor) else "cpu"
+        return torch.tensor([IMAGENET_MEAN, IMAGENET_DEVIATION], dtype=torch.float64, device=device)[..., None, None]
 
 
 def load_dataset(

@@ -29,9 +29,9 @@ def lacking(module: nn.Module, adapted: tuple[str, ...]) -> str | None:
     missing = not_installed()
     if missing is not None:
         return missing
-    from gradshare.kernels import launch
+    from gradshare.kernels.device import INTERPRETED
 
-    if not (module.head.weight.is_cuda or launch.INTERPRETED):
+    if not (module.head.weight.is_cuda or INTERPRETED):
         return "they need an NVIDIA GPU"
     return None
 

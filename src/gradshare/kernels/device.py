@@ -8,12 +8,36 @@ activations are.
 
 A sum over all positions of a task is taken by many programs: each leaves its part, and the last one to arrive adds the
 parts up in their order. So results do not depend on which program ran first.
+
+Where the GPU can, a program is launched while the one before it is still running, and begins by waiting for its end.
 """
 
 from __future__ import annotations
 
+import os
+
+import torch
 import triton
 import triton.language as tl
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # on a CPU, for tests; its bfloat16 is not to be trusted
+
+
+def _all_overlap() -> bool:
+    """Whether every GPU here can launch a program before the one before it has ended: Hopper and later."""
+    gpus = range(0 if INTERPRETED or torch.version.cuda is None else torch.cuda.device_count())
+    return len(gpus) > 0 and all(torch.cuda.get_device_capability(gpu) >= (9, 0) for gpu in gpus)
+
+
+OVERLAPS = tl.constexpr(_all_overlap())
+OVERLAPPED = {"launch_pdl": True} if OVERLAPS.value else {}  # for the launch of every program
+
+
+@triton.jit
+def _wait():
+    """The first line of every program: what earlier ones wrote is there, and what they read may be overwritten."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
@@ -108,6 +132,7 @@ def convolve(
     SUMS "pooled": the target is a gradient by a pooled block's output, with peak `z` and `code`; result = mean(a) and
     mean(a y) over the `count` positions before pooling, for the gradient a by the normalised activations.
     """
+    _wait()
     program, programs, task = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     out = tl.arange(0, BN)
     kept = out < TARGET
@@ -218,6 +243,7 @@ def correlate(
 
     parts: [tasks, chunks, taps * sources, targets]. BIAS: also the first gradients' sum, [tasks, chunks, targets].
     """
+    _wait()
     k = tl.program_id(0) * BR + tl.arange(0, BR)
     split, splits, task = tl.program_id(1), tl.num_programs(1), tl.program_id(2).to(tl.int64)
     out = tl.arange(0, BN)
@@ -254,6 +280,7 @@ def correlate(
 def add_parts(parts, table, target, size, BLOCK: tl.constexpr, MOST: tl.constexpr):
     """target [tasks, size] = sums of parts. Each program has a row of `table`: where its first part starts, how many
     there are and their size, where the sum goes, and how many of its elements are wanted; the others are zero."""
+    _wait()
     row, task = table + tl.program_id(0) * 6, tl.program_id(1).to(tl.int64)
     start, count, stride = tl.load(row), tl.load(row + 1), tl.load(row + 2)
     to, wanted, filled = tl.load(row + 3), tl.load(row + 4), tl.load(row + 5)

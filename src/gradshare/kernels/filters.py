@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradshare.kernels import device, launch
+from gradshare.kernels.device import OVERLAPPED
 from gradshare.kernels.launch import DOT, Blocks, Pair, Precision, _channels
 
 SUMMED = Blocks(positions=128, depth=32, warps=4, stages=0)
@@ -52,7 +53,7 @@ def correlate(
         chunk,
         SOURCE=source, TARGET=channels, TAPS=taps, PAIRS=len(pairs), BIAS=bias_room is not None,
         BR=rows, BN=_channels(channels), BP=tile.depth,
-        PRECISION=DOT[precision], num_warps=4 if rows < 128 else tile.warps, num_stages=tile.stages,
+        PRECISION=DOT[precision], num_warps=4 if rows < 128 else tile.warps, num_stages=tile.stages, **OVERLAPPED,
     )  # fmt: skip
 
 
@@ -72,7 +73,14 @@ class Rooms(NamedTuple):
         """Add the parts up, all layers at once; zero where there are none."""
         target = torch.empty(self.tasks, self.size, dtype=torch.float32, device=room.device)
         device.add_parts[(len(self.table), self.tasks)](
-            room, self.table, target, self.size, BLOCK=SUMMED.positions, MOST=SUMMED.depth, num_warps=SUMMED.warps
+            room,
+            self.table,
+            target,
+            self.size,
+            BLOCK=SUMMED.positions,
+            MOST=SUMMED.depth,
+            num_warps=SUMMED.warps,
+            **OVERLAPPED,
         )
         return target
 

@@ -10,6 +10,7 @@ import triton  # type: ignore[import-untyped]
 from torch import Tensor
 
 from gradshare.kernels import filters, launch, stem
+from gradshare.kernels.device import OVERLAPPED
 from gradshare.kernels.launch import DOT, Blocks, Precision
 
 PATCHES = Blocks(positions=64, depth=0, warps=4, stages=0)
@@ -40,7 +41,7 @@ def patches(x: Tensor, precision: Precision) -> Patches:  # [tasks, n, C, H, W]
     centre = x[:, 0].float().mean((-2, -1))
     stem.patches[(-(-positions // PATCHES.positions), tasks)](
         x, centre, target, positions, height, width,
-        C=channels, K=size, BK=block, BM=PATCHES.positions, num_warps=PATCHES.warps,
+        C=channels, K=size, BK=block, BM=PATCHES.positions, num_warps=PATCHES.warps, **OVERLAPPED,
     )  # fmt: skip
     count, chunk = filters.splits(tasks, positions, size, precision, x.device)
     squares = x.new_empty(tasks, count, size, size, dtype=torch.float32)
@@ -67,7 +68,15 @@ def moments(patches: Patches, weight: Tensor, eps: float) -> Moments:
     statistics = patches.mean.new_empty(tasks, 2, sizes["C"])
     spread = patches.mean.new_empty(tasks, sizes["BK"], sizes["BN"])
     stem.moments[(tasks,)](
-        weight, patches.covariance, patches.mean, statistics, spread, launch._sixteens(weight), eps, **sizes
+        weight,
+        patches.covariance,
+        patches.mean,
+        statistics,
+        spread,
+        launch._sixteens(weight),
+        eps,
+        **sizes,
+        **OVERLAPPED,
     )
     return Moments(statistics, spread)
 
@@ -78,7 +87,7 @@ def cross_moments(patches: Patches, weight: Tensor, own: Moments) -> Moments:
     means, spread = torch.empty_like(own.statistics), torch.empty_like(own.spread)
     stem.cross_moments[(len(weight),)](
         weight, patches.covariance, patches.mean, own.statistics, own.spread, means, spread, launch._sixteens(weight),
-        **sizes,
+        **sizes, **OVERLAPPED,
     )  # fmt: skip
     return Moments(means, spread)
 
@@ -94,7 +103,7 @@ def forward(
     stem.forward[(-(-windows // TILE.positions), tasks)](
         patches.x, weight, own.statistics, gain, bias, target, peak, code, windows, patches.positions, height, width,
         launch._sixteens(weight), slope, **_sizes(patches, weight), BM=TILE.positions, PRECISION=DOT[precision],
-        num_warps=TILE.warps,
+        num_warps=TILE.warps, **OVERLAPPED,
     )  # fmt: skip
     return target, peak, code
 
@@ -116,7 +125,7 @@ def correlate(
         patches.x, gradient, code, room, windows, patches.positions, height, width, -(-windows // TILE.positions),
         slope,
         K=size, C=channels, BK=patches.mean.shape[-1], BN=launch._channels(channels), BM=TILE.positions,
-        PRECISION=DOT[precision], num_warps=TILE.warps,
+        PRECISION=DOT[precision], num_warps=TILE.warps, **OVERLAPPED,
     )  # fmt: skip
 
 
@@ -144,7 +153,7 @@ def finish(
     stem.finish[(sizes["BK"] // rows, len(target))](
         target, patches.mean, own.spread, own.statistics, gain, means_a, more.sparse_a, more.cross.spread,
         more.cross.statistics, more.means_aq, more.means_later, float(patches.positions), launch._sixteens(target),
-        **sizes, ROWS=rows, SECOND=second is not None, num_warps=4,
+        **sizes, ROWS=rows, SECOND=second is not None, num_warps=4, **OVERLAPPED,
     )  # fmt: skip
     return more.sparse_a
 
@@ -166,6 +175,6 @@ def gather(
         patches.x, weight, peak, code, gradient, own.statistics, gain, cross.statistics, means_a, target, room,
         launch._counters(peak.device), result, windows, patches.positions, height, width, tiles,
         launch._sixteens(weight), slope, **sizes, BM=TILE.positions, PARTS=launch._at_a_time(programs),
-        PRECISION=DOT[precision], num_warps=TILE.warps,
+        PRECISION=DOT[precision], num_warps=TILE.warps, **OVERLAPPED,
     )  # fmt: skip
     return target, result

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gradshare.kernels import small
-from gradshare.kernels.launch import INTERPRETED, _counters
+from gradshare.kernels.device import INTERPRETED, OVERLAPPED
+from gradshare.kernels.launch import _counters
 
 EXAMPLES = 128  # in a program
 ELEMENTS = 1024 if not INTERPRETED else 1 << 14
@@ -30,7 +31,7 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
         ctx.save_for_backward(logits, targets)
         losses = logits.new_empty(len(logits))
-        small.cross_entropy[(len(logits),)](logits, targets, losses, *logits.shape[1:], **_sizes(logits))
+        small.cross_entropy[(len(logits),)](logits, targets, losses, *logits.shape[1:], **_sizes(logits), **OVERLAPPED)
         return losses
 
     @staticmethod
@@ -45,7 +46,7 @@ class _CrossEntropyGradient(torch.autograd.Function):
         ctx.save_for_backward(g, logits, targets)
         tasks, n, ways = logits.shape
         small.cross_entropy_gradient[(-(-n // EXAMPLES), tasks)](
-            g, logits, targets, target, n, ways, g.stride(0), **_sizes(logits)
+            g, logits, targets, target, n, ways, g.stride(0), **_sizes(logits), **OVERLAPPED
         )
         return target
 
@@ -56,14 +57,14 @@ class _CrossEntropyGradient(torch.autograd.Function):
         target = torch.empty_like(logits)
         tasks, n, ways = logits.shape
         small.cross_entropy_second[(-(-n // EXAMPLES), tasks)](
-            v.contiguous(), g, logits, targets, target, n, ways, g.stride(0), **_sizes(logits)
+            v.contiguous(), g, logits, targets, target, n, ways, g.stride(0), **_sizes(logits), **OVERLAPPED
         )
         to_g = None
         if ctx.needs_input_grad[0]:  # the gradient is g times something, so that something is its value at g = 1
             unit = torch.empty_like(logits)
             one = torch.ones_like(g)
             small.cross_entropy_gradient[(-(-n // EXAMPLES), tasks)](
-                one, logits, targets, unit, n, ways, 1, **_sizes(logits)
+                one, logits, targets, unit, n, ways, 1, **_sizes(logits), **OVERLAPPED
             )
             to_g = (v * unit).sum((1, 2))
         return to_g, target, None
@@ -94,7 +95,16 @@ class _Share(torch.autograd.Function):
         parts = gradients.new_empty(programs, dtype=torch.float64)
         most = triton.next_power_of_2(programs)
         small.sum_of_tasks[(programs,)](
-            gradients, total, parts, _counters(gradients.device), inverse, tasks, size, BLOCK=ELEMENTS, PARTS=most
+            gradients,
+            total,
+            parts,
+            _counters(gradients.device),
+            inverse,
+            tasks,
+            size,
+            BLOCK=ELEMENTS,
+            PARTS=most,
+            **OVERLAPPED,
         )
         small.share[(programs,)](
             gradients,
@@ -109,6 +119,7 @@ class _Share(torch.autograd.Function):
             tasks,
             size,
             BLOCK=ELEMENTS,
+            **OVERLAPPED,
         )
         ctx.save_for_backward(gradients, m, lam, stored, seen, total, inverse, running)
         ctx.step = step
@@ -127,10 +138,10 @@ class _Share(torch.autograd.Function):
         small.share_sums[(programs,)](
             v, gradients, total, inverse, stored, seen, running, m[step:], lam[step:], together, parts,
             _counters(gradients.device), results, steps, step, tasks, size,
-            BLOCK=ELEMENTS, PARTS=triton.next_power_of_2(programs), STEPS=triton.next_power_of_2(steps),
+            BLOCK=ELEMENTS, PARTS=triton.next_power_of_2(programs), STEPS=triton.next_power_of_2(steps), **OVERLAPPED,
         )  # fmt: skip
         small.share_gradient[(programs,)](
             v, gradients, together, total, inverse, seen, m[step:], lam[step:], results, target, tasks, size,
-            BLOCK=ELEMENTS,
+            BLOCK=ELEMENTS, **OVERLAPPED,
         )  # fmt: skip
         return target, results[1 : 1 + steps], results[1 + steps :], None, None, None

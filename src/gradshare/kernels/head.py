@@ -6,6 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gradshare.kernels.device import _wait
+
 
 @triton.jit
 def _scores(total, features, weight, i, n, SIZE: tl.constexpr, WAYS: tl.constexpr, BW: tl.constexpr, BF: tl.constexpr):
@@ -27,6 +29,7 @@ def scores(
     SIZE: tl.constexpr, WAYS: tl.constexpr, BW: tl.constexpr, BF: tl.constexpr, BM: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """target [tasks, n, ways] = features_a weight_a^T (+ features_b weight_b^T) + bias."""
+    _wait()
     task = tl.program_id(1).to(tl.int64)
     i, way = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BW)
     total = tl.zeros([BM, BW, BF], tl.float32)
@@ -44,6 +47,7 @@ def towards_features(
     SIZE: tl.constexpr, WAYS: tl.constexpr, BF: tl.constexpr, BM: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """target [tasks, n, features] = g_a weight_a (+ g_b weight_b)."""
+    _wait()
     task = tl.program_id(2).to(tl.int64)
     i, f = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BF + tl.arange(0, BF)
     total = tl.zeros([BM, BF], tl.float32)
@@ -66,6 +70,7 @@ def towards_weights(
     SIZE: tl.constexpr, WAYS: tl.constexpr, BW: tl.constexpr, BF: tl.constexpr, BM: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """target [tasks, ways, features] = g_a^T features_a (+ g_b^T features_b); bias [tasks, ways] = sum(g_a)."""
+    _wait()
     task = tl.program_id(1).to(tl.int64)
     f, way = tl.program_id(0) * BF + tl.arange(0, BF), tl.arange(0, BW)
     total = tl.zeros([BW, BF], tl.float32)

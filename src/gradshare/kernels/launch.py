@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -12,12 +11,12 @@ import torch
 import triton  # type: ignore[import-untyped]
 from torch import Tensor
 
-from gradshare.kernels import device, pooling
+from gradshare.kernels import device, pooling, small
+from gradshare.kernels.device import INTERPRETED, OVERLAPPED
 
 Precision = Literal["float32", "tf32", "bf16"]
 Pair = tuple[Tensor, Tensor]
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # on a CPU, for tests; its bfloat16 is not to be trusted
 DOT: dict[str, str] = {"float32": "ieee", "tf32": "ieee" if INTERPRETED else "tf32", "bf16": "tf32"}
 MOST_PARTS = 128  # that are added up at a time
 
@@ -141,7 +140,7 @@ def convolve(
         SOURCE=source, TARGET=channels, TAPS=taps, FLIP=adjoint, PAIRS=len(pairs), SUMS=sums.kind,
         BM=tile.positions, BN=block, BK=min(tile.depth, _channels(taps * source)),
         PARTS=_at_a_time(programs) if sums.kind != "none" else 1, PRECISION=DOT[precision],
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages, **OVERLAPPED,
     )  # fmt: skip
     return target, result
 
@@ -163,7 +162,7 @@ def pool(
     windows = n * (height // 2) * (width // 2)
     grid, sizes = _elementwise(tasks, windows, channels)
     pooling.pool[grid](
-        z, statistics, gain, bias, target, peak, code, windows, height, width, slope, C=channels, **sizes
+        z, statistics, gain, bias, target, peak, code, windows, height, width, slope, C=channels, **sizes, **OVERLAPPED
     )
     return target, peak, code
 
@@ -207,6 +206,7 @@ def pooled_means(gradient: Tensor, peak: Tensor, code: Tensor, positions: int, s
         slope,
         C=channels,
         **sizes,
+        **OVERLAPPED,
     )
     return result
 
@@ -223,7 +223,7 @@ def gather(
     result = q.new_empty(tasks, channels, dtype=torch.float32)
     pooling.gather[grid](
         q, peak, code, gradient, statistics, gain, means_q, means_a, target, parts, _counters(q.device), result,
-        windows, height, width, tiles, slope, C=channels, **sizes,
+        windows, height, width, tiles, slope, C=channels, **sizes, **OVERLAPPED,
     )  # fmt: skip
     return target, result
 
@@ -250,6 +250,17 @@ def spread(
     grid, sizes = _elementwise(tasks, windows, channels)
     pooling.spread[grid](
         z, statistics, gain, code, gradient, means, more.q, more.means_q, more.means_aq, more.later, more.means_later,
-        target, windows, n, height, width, slope, C=channels, SECOND=second is not None, **sizes,
+        target, windows, n, height, width, slope, C=channels, SECOND=second is not None, **sizes, **OVERLAPPED,
+    )  # fmt: skip
+    return target
+
+
+def to_norms(means: list[Tensor], more: list[Tensor] | None, positions: list[int]) -> Tensor:  # [blocks, 2, C]
+    """The gradient by the gains and biases of all blocks, from means that are [tasks, 2, C], and more, [tasks, C]."""
+    tasks, _, channels = means[0].shape
+    target = means[0].new_empty(len(means), 2, channels)
+    small.to_norms[(len(means),)](
+        *means, *(more or means), target, *positions, tasks,
+        C=channels, BN=_channels(channels), BT=_at_a_time(tasks), MORE=more is not None, **OVERLAPPED,
     )  # fmt: skip
     return target

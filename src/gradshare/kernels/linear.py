@@ -7,7 +7,8 @@ import triton  # type: ignore[import-untyped]
 from torch import Tensor
 
 from gradshare.kernels import head
-from gradshare.kernels.launch import INTERPRETED, Pair, _sixteens
+from gradshare.kernels.device import INTERPRETED, OVERLAPPED
+from gradshare.kernels.launch import Pair, _sixteens
 
 
 def scores(pairs: list[Pair], bias: Tensor) -> Tensor:  # [tasks, n, ways]
@@ -21,7 +22,7 @@ def scores(pairs: list[Pair], bias: Tensor) -> Tensor:  # [tasks, n, ways]
     depth = max(32, min(4096 // (examples * block), triton.next_power_of_2(size)))
     head.scores[(-(-n // examples), tasks)](
         a, weight_a, b, weight_b, bias, target, n, _sixteens(weight_a), _sixteens(weight_b), _sixteens(bias),
-        SIZE=size, WAYS=ways, BW=block, BF=depth, BM=examples, PAIRS=len(pairs), num_warps=4,
+        SIZE=size, WAYS=ways, BW=block, BF=depth, BM=examples, PAIRS=len(pairs), num_warps=4, **OVERLAPPED,
     )  # fmt: skip
     return target
 
@@ -34,7 +35,7 @@ def towards_features(pairs: list[Pair], kind: torch.dtype) -> Tensor:  # [tasks,
     target = g_a.new_empty(tasks, n, size, dtype=kind)
     head.towards_features[(-(-n // 8), -(-size // 256), tasks)](
         g_a, weight_a, g_b, weight_b, target, n, _sixteens(weight_a), _sixteens(weight_b),
-        SIZE=size, WAYS=ways, BF=256, BM=8, PAIRS=len(pairs), num_warps=4,
+        SIZE=size, WAYS=ways, BF=256, BM=8, PAIRS=len(pairs), num_warps=4, **OVERLAPPED,
     )  # fmt: skip
     return target
 
@@ -49,5 +50,5 @@ def towards_weights(pairs: list[Pair], room: Tensor, bias_room: Tensor) -> None:
     examples = max(2, 64 // block)
     head.towards_weights[(-(-size // width), tasks)](
         a, g_a, b, g_b, room, bias_room, n,
-        SIZE=size, WAYS=ways, BW=block, BF=width, BM=examples, PAIRS=len(pairs), num_warps=4,
+        SIZE=size, WAYS=ways, BW=block, BF=width, BM=examples, PAIRS=len(pairs), num_warps=4, **OVERLAPPED,
     )  # fmt: skip

@@ -292,8 +292,5 @@ def _through_head(run: _Run, pairs: list[launch.Pair]) -> tuple[Tensor, Tensor]:
 
 def _to_norms(run: _Run, means: list[Tensor]) -> Tensor:  # [blocks, 2, C]
     """Gradients by gain, sum(a y), and bias, sum(a), over all tasks."""
-    counts = [float(block.positions) for block in run.blocks]
-    total = torch.stack(torch._foreach_mul(means, counts)).sum(1).flip(1)  # [blocks, 2, C]: a y, a
-    if run.up is not None:
-        total[:, 0] += torch.stack(torch._foreach_mul(run.up.means_aq, counts)).sum(1)
-    return total
+    more = None if run.up is None else run.up.means_aq
+    return launch.to_norms(means, more, [block.positions for block in run.blocks])

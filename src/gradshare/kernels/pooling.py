@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gradshare.kernels.device import _last_to_arrive, _parts, _sum_of_parts, _through_activation
+from gradshare.kernels.device import _last_to_arrive, _parts, _sum_of_parts, _through_activation, _wait
 
 
 @triton.jit(do_not_specialize=["windows", "H", "W"])
@@ -15,6 +15,7 @@ def pool(
     C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Normalise, pool and activate; leave y at each window's largest element, and a code: which one, +4 if above 0."""
+    _wait()
     task = tl.program_id(1).to(tl.int64)
     channel = tl.arange(0, BN)
     kept = channel < C
@@ -51,6 +52,7 @@ def pooled_means(
     C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """result = mean(a) and mean(a y) over all positions, for the gradient a by the normalised activations."""
+    _wait()
     program, programs, task = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     channel = tl.arange(0, BN)
     kept = channel < C
@@ -87,6 +89,7 @@ def gather(
     C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """target = gain P(q) at each window's largest element, through the activation; result = mean(a P(q)) [tasks, C]."""
+    _wait()
     program, programs, task = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     channel = tl.arange(0, BN)
     kept = channel < C
@@ -134,6 +137,7 @@ def spread(
     First order: gain P(a), a being `gradient` through pooling and activation. With SECOND, the outer gradient: `later`
     taken the same way, plus what the inner gradient's own dependence on z adds (normalisation.py has the formula).
     """
+    _wait()
     task = tl.program_id(1).to(tl.int64)
     channel = tl.arange(0, BN)
     kept = channel < C

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gradshare.kernels.device import _last_to_arrive
+from gradshare.kernels.device import _last_to_arrive, _wait
 
 IGNORED = tl.constexpr(-100)  # a label that F.cross_entropy leaves out
 LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
@@ -41,6 +41,7 @@ def _judged(targets, task, n, BM: tl.constexpr):
 @triton.jit
 def cross_entropy(logits, targets, losses, n, ways, BM: tl.constexpr, BW: tl.constexpr):
     """The mean loss of every task, one program each."""
+    _wait()
     task = tl.program_id(0).to(tl.int64)
     total = 0.0
     for start in range(0, n, BM):
@@ -55,6 +56,7 @@ def cross_entropy(logits, targets, losses, n, ways, BM: tl.constexpr, BW: tl.con
 @triton.jit
 def cross_entropy_gradient(g, logits, targets, target, n, ways, stride, BM: tl.constexpr, BW: tl.constexpr):
     """target = g (p - right) / n."""
+    _wait()
     task = tl.program_id(1).to(tl.int64)
     i, way = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BW)
     _, _, p, right, judged = _probabilities(logits, targets, task, i, n, ways, BW)
@@ -67,6 +69,7 @@ def cross_entropy_gradient(g, logits, targets, target, n, ways, stride, BM: tl.c
 @triton.jit
 def cross_entropy_second(v, g, logits, targets, target, n, ways, stride, BM: tl.constexpr, BW: tl.constexpr):
     """target = g p (v - sum(p v)) / n."""
+    _wait()
     task = tl.program_id(1).to(tl.int64)
     i, way = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BW)
     _, _, p, _, judged = _probabilities(logits, targets, task, i, n, ways, BW)
@@ -78,12 +81,49 @@ def cross_entropy_second(v, g, logits, targets, target, n, ways, stride, BM: tl.
     tl.store(target + place, value, mask=inside)
 
 
+@triton.jit(do_not_specialize=["tasks", "positions_0", "positions_1", "positions_2", "positions_3"])
+def to_norms(
+    means_0, means_1, means_2, means_3, more_0, more_1, more_2, more_3, target,
+    positions_0, positions_1, positions_2, positions_3, tasks,
+    C: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, MORE: tl.constexpr,
+):  # fmt: skip
+    """target [4, 2, C] = sum(a y), to the gain, and sum(a), to the bias, over all tasks and positions of each block.
+
+    means: of a and a y, [tasks, 2, C]. MORE: what comes to sum(a y) through the first derivative, a mean, [tasks, C].
+    """
+    _wait()
+    block = tl.program_id(0)
+    if block == 0:
+        means, more, positions = means_0, more_0, positions_0
+    elif block == 1:
+        means, more, positions = means_1, more_1, positions_1
+    elif block == 2:
+        means, more, positions = means_2, more_2, positions_2
+    else:
+        means, more, positions = means_3, more_3, positions_3
+    channel = tl.arange(0, BN)
+    kept = channel < C
+    to_gain = tl.zeros([BN], tl.float32)
+    to_bias = tl.zeros([BN], tl.float32)
+    for start in range(0, tasks, BT):
+        task = start + tl.arange(0, BT)
+        there = (task < tasks)[:, None] & kept[None, :]
+        place = task[:, None] * (2 * C) + channel[None, :]
+        to_bias += tl.sum(tl.load(means + place, mask=there, other=0.0), 0)
+        to_gain += tl.sum(tl.load(means + place + C, mask=there, other=0.0), 0)
+        if MORE:
+            to_gain += tl.sum(tl.load(more + task[:, None] * C + channel[None, :], mask=there, other=0.0), 0)
+    tl.store(target + block * 2 * C + channel, to_gain * positions, mask=kept)
+    tl.store(target + block * 2 * C + C + channel, to_bias * positions, mask=kept)
+
+
 @triton.jit
 def sum_of_tasks(gradients, total, parts, counter, inverse, tasks, size, BLOCK: tl.constexpr, PARTS: tl.constexpr):
     """total = the sum over tasks [size]; inverse = 1 / its length, or 0 where that is 0. Squares are float64.
 
     An element that is not finite does not count, and a sum too large becomes the largest number.
     """
+    _wait()
     program, programs = tl.program_id(0), tl.num_programs(0)
     element = program * BLOCK + tl.arange(0, BLOCK)
     there = element < size
@@ -107,6 +147,7 @@ def share(
     gradients, total, inverse, stored, seen, m, lam, running, direction, tasks, size, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Equations 2 to 4."""
+    _wait()
     element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = element < size
     keep, gate = 1 / (1 + tl.exp(-tl.load(m))), 1 / (1 + tl.exp(-tl.load(lam)))
@@ -127,6 +168,7 @@ def share_sums(
     tasks, size, BLOCK: tl.constexpr, PARTS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """together = sum over tasks of v; results = <g, together>, then the gradients by m and by lam, [1 + 2 steps]."""
+    _wait()
     program, programs = tl.program_id(0), tl.num_programs(0)
     element = program * BLOCK + tl.arange(0, BLOCK)
     there = element < size
@@ -162,6 +204,7 @@ def share_gradient(
     v, gradients, together, total, inverse, seen, m, lam, results, target, tasks, size, BLOCK: tl.constexpr
 ):  # fmt: skip
     """target = the gradient by every task's gradient; what did not count in the sum has none through it."""
+    _wait()
     element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = element < size
     keep, gate = 1 / (1 + tl.exp(-tl.load(m))), 1 / (1 + tl.exp(-tl.load(lam)))

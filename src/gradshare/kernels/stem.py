@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gradshare.kernels.device import _last_to_arrive, _sum_of_parts, _through_activation
+from gradshare.kernels.device import _last_to_arrive, _sum_of_parts, _through_activation, _wait
 
 
 @triton.jit(do_not_specialize=["positions", "H", "W"])
@@ -24,6 +24,7 @@ def patches(x, centre, target, positions, H, W, C: tl.constexpr, K: tl.constexpr
     A constant that is taken from all pixels, the zeros around the image included, changes nothing after batch norm, and
     keeps the covariance accurate.
     """
+    _wait()
     task = tl.program_id(1).to(tl.int64)
     x += task * positions * C
     target += task * positions * K
@@ -47,6 +48,7 @@ def moments(
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """statistics = mean(z) and 1/sqrt(var(z) + eps) [tasks, 2, C]; spread = covariance x weight [tasks, BK, BN]."""
+    _wait()
     task = tl.program_id(0).to(tl.int64)
     k, out = tl.arange(0, BK), tl.arange(0, BN)
     inside = (k < K)[:, None] & (out < C)[None, :]
@@ -66,6 +68,7 @@ def cross_moments(
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """means = mean(q) and mean(q y) for q = X v [tasks, 2, C]; spread_v = covariance x v [tasks, BK, BN]."""
+    _wait()
     task = tl.program_id(0).to(tl.int64)
     k, out = tl.arange(0, BK), tl.arange(0, BN)
     inside = (k < K)[:, None] & (out < C)[None, :]
@@ -99,6 +102,7 @@ def forward(
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Convolve, normalise, pool and activate: `device.pool` without its z."""
+    _wait()
     task = tl.program_id(1).to(tl.int64)
     k, channel = tl.arange(0, BK), tl.arange(0, BN)
     kept = channel < C
@@ -137,6 +141,7 @@ def correlate(
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Parts of X^T a [tasks, programs, K, C], a being the gradient through pooling and activation."""
+    _wait()
     program, programs, task = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     k, channel = tl.arange(0, BK), tl.arange(0, BN)
     total = tl.zeros([BK, BN], tl.float32)
@@ -165,6 +170,7 @@ def finish(
 
     The formulas of `device.spread`, multiplied by X^T. First order: also leaves X^T a in `sparse_a`.
     """
+    _wait()
     task = tl.program_id(1).to(tl.int64)
     k = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, BN)
@@ -204,6 +210,7 @@ def gather(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`device.gather` with q = X v made here."""
+    _wait()
     program, programs, task = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     k, channel = tl.arange(0, BK), tl.arange(0, BN)
     kept = channel < C
