@@ -9,11 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_training import same_run
 
 from gradshare import checkpoints
+from gradshare.interruption import stop_requests
+from gradshare.workers import STOPPED, Processes
 
 SMALL = [
     "--ways",
@@ -76,6 +79,10 @@ def test_train_kill_resume_test(blobs: Path, tmp_path: Path) -> None:
     tested = gradshare("test", killed, "--tasks", 6)
     summary = json.loads((killed / "summary.json").read_text())["test"]
     assert f"{summary['best']['accuracy']:.2%} ± {summary['best']['interval']:.2%} over 6 test tasks" in tested.stdout
+    longer = gradshare("train", "--resume", killed, "--epochs", 5)
+    assert "epoch 5/5" in longer.stdout and "epoch 4/5" not in longer.stdout and (killed / "DONE").exists()
+    refused = gradshare("train", "--resume", killed, "--epochs", 5, "--shots", 2, code=2)
+    assert "has its own options: give --resume alone, or with more --epochs" in refused.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -126,15 +133,15 @@ def test_arms_at_a_time_or_one_by_one_are_the_same_runs(blobs: Path, tmp_path: P
         same_run(tmp_path / "one" / arm, tmp_path / "two" / arm)
 
 
-@pytest.mark.parametrize("stop", ["SIGTERM to the parent", "Ctrl-C to all"])
+@pytest.mark.parametrize("stop", ["SIGTERM to the parent", "SIGTERM to all", "Ctrl-C to all"])
 def test_a_stopped_comparison_goes_on(blobs: Path, tmp_path: Path, stop: str) -> None:
     words = ["compare", "--dataset", blobs, *SMALL, "--epochs", 3, "--iterations", 150, "--jobs", 2, "--out", tmp_path]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command(*words), start_new_session=True, **pipes) as process:  # type: ignore[call-overload]
         assert process.stdout is not None and process.stderr is not None
         _ = process.stdout.readline(), process.stdout.readline()  # where it computes; its first epoch
-        if stop == "Ctrl-C to all":
-            os.killpg(process.pid, signal.SIGINT)
+        if stop.endswith("to all"):
+            os.killpg(process.pid, signal.SIGINT if stop.startswith("Ctrl-C") else signal.SIGTERM)
         else:
             process.send_signal(signal.SIGTERM)
         message = process.stderr.read()
@@ -142,6 +149,30 @@ def test_a_stopped_comparison_goes_on(blobs: Path, tmp_path: Path, stop: str) ->
     assert not list(tmp_path.glob("*/DONE"))
     result = gradshare(*words)
     assert len(list(tmp_path.glob("*/DONE"))) == 2 and "report:" in result.stdout
+
+
+def save_slowly(ready: Any) -> None:
+    with stop_requests() as stop:
+        ready.set()
+        while not stop():
+            time.sleep(0.01)
+        time.sleep(1)  # the second request comes here
+    raise SystemExit(STOPPED)
+
+
+def test_a_worker_that_saves_is_not_hurried() -> None:
+    """A scheduler sends SIGTERM to all processes, and then the parent asks its workers to stop."""
+    with Processes() as workers:
+        ready = workers.context.Event()
+        workers.start("slow", save_slowly, ready)
+        assert ready.wait(60)
+        process = workers.running["slow"]
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGTERM)
+        time.sleep(0.3)
+        workers.ask_to_stop()
+        process.join(60)
+        assert workers.ended() == {"slow": STOPPED}
 
 
 @pytest.mark.parametrize("method", ["maml", "metasgd", "mamlpp", "fomaml", "anil"])

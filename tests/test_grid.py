@@ -160,6 +160,16 @@ def test_seeds_arms_and_options_are_in_the_run_folders(blobs: Path, tmp_path: Pa
     assert "was begun with inner_lr = 0.2, not 3.5" in gradshare(*changed, code=2).stderr
 
 
+def test_cells_go_on_for_more_epochs(blobs: Path, whole: Path, tmp_path: Path) -> None:
+    gradshare("grid", "run", MAML, *tiny(blobs, 2, 25), "--out", tmp_path)
+    words = ["grid", "run", MAML, *tiny(blobs, 3, 25), "--out", tmp_path]
+    assert "1 of 1 cells to train" in gradshare(*words).stdout
+    same_run(whole, tmp_path / MAML / "seed-0")
+    assert "0 of 1 cells to train" in gradshare(*words).stdout
+    fewer = gradshare("grid", "run", MAML, *tiny(blobs, 2, 25), "--out", tmp_path, code=2).stderr
+    assert "was begun with epochs = 3, not 2" in fewer
+
+
 def test_the_report_of_a_grid_compares_like_with_like(blobs: Path, tmp_path: Path) -> None:
     """Each arm with the original of its own seed, rate and tasks a batch."""
     for seed in (0, 1):

@@ -40,6 +40,26 @@ def same_run(first: Path, second: Path) -> None:
         assert all(one[name].numpy().tobytes() == other[name].numpy().tobytes() for name in one)  # NaN too
 
 
+def test_a_finished_run_goes_on_for_more_epochs(dataset: gs.Dataset, tmp_path: Path) -> None:
+    """It is then the same run, to the last bit, as one that was asked for so many from the start."""
+    whole = gs.train(learner(), dataset, tmp_path / "whole", **TINY | {"epochs": 4})
+    gs.train(learner(), dataset, tmp_path / "longer", **TINY | {"epochs": 2})
+    longer = gs.train(learner(), dataset, tmp_path / "longer", resume=True, **TINY | {"epochs": 4})
+    same_run(whole.folder, longer.folder)
+    assert longer.summary["test"] is not None and (longer.folder / "DONE").exists()
+    with pytest.raises(gs.UserError, match="has epochs = 4, not 3; resume with the same options"):
+        gs.train(learner(), dataset, tmp_path / "longer", resume=True, **TINY)
+
+
+def test_a_run_whose_rate_falls_over_its_epochs_gets_no_more(dataset: gs.Dataset, tmp_path: Path) -> None:
+    falling = learner(final_outer_rate=0.1)
+    gs.train(falling, dataset, tmp_path / "run", **TINY)
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    with pytest.raises(gs.UserError, match="falls over its 3 epochs, so one of 5 is another run"):
+        gs.train(falling, dataset, tmp_path / "run", resume=True, **TINY | {"epochs": 5})
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+
+
 class StopAt:
     """Sends this process a signal when a moment of the run has come."""
 

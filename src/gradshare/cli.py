@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -104,7 +105,7 @@ def train(
     out
         Folder for the run; it must not hold one already.
     resume
-        Go on with the unfinished run in this folder; it has its own options, so give no others.
+        Go on with the run in this folder; it has its own options, so give no others, but for more --epochs.
     timeout
         With torchrun: seconds that a process waits for another before it gives up.
     """
@@ -137,9 +138,10 @@ def _train_in_group(options: Options, preset: str | None, folder: Path, resume: 
 def _config(options: Options, preset: str | None, resume: Path | None) -> RunConfig:
     if resume is None:
         return options.over(preset)
-    if options.given or preset is not None:
-        raise UserError(f"the run in {resume} has its own options: give --resume alone")
-    return run_config(read_config(resume), resume)
+    if set(options.given) - {"epochs"} or preset is not None:
+        raise UserError(f"the run in {resume} has its own options: give --resume alone, or with more --epochs")
+    own = run_config(read_config(resume), resume)
+    return replace(own, **options.given)
 
 
 def _train(config: RunConfig, folder: Path, resume: bool, group: Group, go_on: str) -> None:

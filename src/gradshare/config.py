@@ -181,14 +181,16 @@ def identity(config: dict[str, Any]) -> str:
 def taken_up(config: RunConfig, folder: Path) -> RunConfig:
     """The configuration of a run that may have begun in `folder`, with what it settled for the machine then.
 
-    A run goes on with the device, the threads, ... that it began with, wherever it is taken up. Refuses other options
-    than its own.
+    A run goes on with the device, the threads, ... that it began with, wherever it is taken up, and may be asked for
+    more epochs. Refuses other options than its own.
     """
     if not (folder / "config.json").exists():
         return config
     stored = asdict(run_config(read_config(folder), folder))
     left_open = {name for name, value in asdict(config).items() if value == "auto"}
     left_open |= {"threads"} if config.threads == 0 else set()
+    if config.epochs > stored["epochs"]:
+        stored["epochs"] = config.epochs
     for name, value in asdict(config).items():
         if name not in left_open and value != stored[name]:
             raise UserError(

@@ -24,6 +24,19 @@ class AtOnce(KeyboardInterrupt):
     """
 
 
+_is_worker = False
+
+
+def become_worker() -> None:
+    """From now on a second request is one like the first, in this process.
+
+    A scheduler, or `timeout`, sends SIGTERM to all processes of a job, and then the parent asks its workers to stop:
+    both are the same request. Who does not want to wait stops the parent, which kills its workers.
+    """
+    global _is_worker
+    _is_worker = True
+
+
 @contextmanager
 def stop_requests(patient: bool = False) -> Iterator[Callable[[], bool]]:
     """Within the block, the first Ctrl-C or SIGTERM is a request to stop; a second one stops at once.
@@ -37,7 +50,7 @@ def stop_requests(patient: bool = False) -> Iterator[Callable[[], bool]]:
         return
 
     def handle(number: int, frame: object) -> None:
-        if asked.is_set() and not patient:
+        if asked.is_set() and not (patient or _is_worker):
             raise AtOnce
         asked.set()
 

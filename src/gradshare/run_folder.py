@@ -26,19 +26,20 @@ ENSEMBLE = 5  # best epochs kept, and their number in the ensemble
 
 
 def open_folder(
-    folder: Path, config: dict[str, Any], resume: bool | None, check: Callable[[], None]
+    folder: Path, config: dict[str, Any], resume: bool | None, check: Callable[[], None], longer: bool = True
 ) -> tuple[Progress, dict[str, Tensor]] | None:
     """Start a run's folder, or find the newest sound checkpoint that it holds, if there is one.
 
     Args:
         resume: whether it must hold a run, or must not; None leaves that open.
         check: refuses what cannot be trained; called before the folder of a new run is made.
+        longer: whether a run may go on for more epochs than it was begun with.
     """
     begun = (folder / "config.json").exists()
     if begun and resume is False:
         raise UserError(f"{folder} already holds a run; resume it, or choose another folder")
     if begun or resume:
-        return _find(folder, config)
+        return _find(folder, config, longer)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; choose another folder")
     if folder.exists() and any(path.name != f".config.json{NEW}" for path in folder.iterdir()):
@@ -51,10 +52,16 @@ def open_folder(
     return None
 
 
-def _find(folder: Path, config: dict[str, Any]) -> tuple[Progress, dict[str, Tensor]] | None:
+def _find(folder: Path, config: dict[str, Any], longer: bool) -> tuple[Progress, dict[str, Tensor]] | None:
     stored, wanted = read_config(folder), json.loads(json.dumps(config, default=str))
+    more = type(stored.get("epochs")) is int and wanted["epochs"] > stored["epochs"]
+    if more and not longer:
+        raise UserError(
+            f"the outer rate of the run in {folder} falls over its {stored['epochs']} epochs, so one of"
+            f" {wanted['epochs']} is another run: choose another folder"
+        )
     for name in sorted(set(wanted) | set(stored)):
-        if wanted.get(name) != stored.get(name):
+        if wanted.get(name) != stored.get(name) and not (name == "epochs" and more):
             raise UserError(
                 f"the run in {folder} has {name} = {stored.get(name)!r}, not {wanted.get(name)!r};"
                 " resume with the same options, or choose another folder"
@@ -68,6 +75,8 @@ def _find(folder: Path, config: dict[str, Any]) -> tuple[Progress, dict[str, Ten
             f"the run in {folder} has trained, but its checkpoints are gone: restore them from a copy,"
             " or start the run again in another folder"
         )
+    if more:
+        write_whole(folder / "config.json", config_text(config))
     return found
 
 

@@ -74,7 +74,8 @@ def train(
     Args:
         dataset: a `Dataset`, or anything with its method `sample`.
         folder: the run folder; it must not hold a run already, unless `resume`. None is the next free `runs/run-N`.
-        resume: go on where the run in the folder stopped; a finished run is returned as it is. None: if there is one.
+        resume: go on where the run in the folder stopped; a finished run is returned as it is, unless there are more
+            epochs than it has. None: if there is one.
         display: is told of the progress.
         about: further entries for `config.json`, such as a name for the model.
         device: `"cpu"` or `"cuda"`; the data set must give tasks there, or on the CPU.
@@ -146,7 +147,8 @@ class _Run:
     def open(self, config: dict[str, Any], resume: bool | None) -> None:
         """Start the folder, or take up what it holds."""
         self.identity = identity(config)
-        found = self.group.from_first(lambda: open_folder(self.folder, config, resume, self._check_tasks))
+        longer = self.learner.final_outer_rate == 1  # otherwise the rate of an epoch depends on how many there are
+        found = self.group.from_first(lambda: open_folder(self.folder, config, resume, self._check_tasks, longer))
         if found is not None:
             self.progress, tensors = found
             load_state(self.state, tensors)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from multiprocessing.context import SpawnProcess
 from typing import Any, Self
 
+from gradshare.interruption import become_worker
+
 DONE, FAILED, STOPPED = 0, 1, 3  # exit codes; any other, or a signal's number below 0: the process died
 
 
@@ -33,7 +35,7 @@ class Processes:
 
         A Ctrl-C reaches every process of the terminal; the parent alone answers it, by asking its children to stop.
         """
-        process = self.context.Process(target=target, args=arguments)
+        process = self.context.Process(target=_work, args=(target, *arguments))
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # children inherit what is ignored
         try:
             process.start()
@@ -56,6 +58,11 @@ class Processes:
             del self.running[name]
             self._asked.discard(name)
         return {name: -1 if code is None else code for name, code in codes.items()}
+
+
+def _work(target: Callable[..., object], *arguments: Any) -> None:
+    become_worker()
+    target(*arguments)
 
 
 def side_by_side(jobs: int, count: int, device: str) -> tuple[int, int]:

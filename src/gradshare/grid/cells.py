@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gradshare.config import RunConfig
+from gradshare.config import RunConfig, read_config
 from gradshare.divergence import read_note
 from gradshare.errors import UserError
 from gradshare.limits import MOST, shown
@@ -44,7 +44,11 @@ class Cell:
 
     @property
     def done(self) -> bool:
-        return (self.folder / "DONE").exists()
+        """Whether it is finished, and no longer run is asked for."""
+        if not (self.folder / "DONE").exists():
+            return False
+        epochs = read_config(self.folder).get("epochs") if (self.folder / "config.json").exists() else None
+        return type(epochs) is not int or epochs >= self.config.epochs
 
     @property
     def diverged(self) -> str:
