@@ -29,6 +29,7 @@ def adapt(
     """
     differentiable = torch.is_grad_enabled()
     fast: Weights = {name: weight.expand(tasks, *weight.shape) for name, weight in start.items()}
+    ones: Tensor | None = None  # [tasks]
     trajectory: list[Weights] = []
     notes: list[Any] = []
     for step in range(steps):
@@ -37,10 +38,13 @@ def adapt(
                 name: w if differentiable and w.requires_grad else w.detach().requires_grad_()
                 for name, w in fast.items()
             }
+            losses = support_losses(fast, step)
+            ones = torch.ones_like(losses) if ones is None else ones
             # Tasks do not touch each other here, so the gradient of the sum is every task's own gradient.
             gradients = torch.autograd.grad(
-                support_losses(fast, step).sum(),
+                losses,
                 list(fast.values()),
+                ones,
                 create_graph=differentiable and second_order,
                 materialize_grads=True,  # a weight that the loss does not use gets a zero gradient
             )

@@ -64,7 +64,8 @@ def _fault(loss: Tensor, gradients: Sequence[Tensor | None]) -> Tensor:  # []
     present = [gradient for gradient in gradients if gradient is not None]
     norms = iter(torch._foreach_norm(present))
     lengths = [loss.detach()] + [loss.new_zeros(()) if gradient is None else next(norms) for gradient in gradients]
-    broken = ~torch.stack(lengths).isfinite()
+    each = torch.stack(lengths)
+    broken = (each - each).isnan()  # not finite, in fewer kernels
     return (broken.int().argmax() + 1) * broken.any()
 
 
@@ -76,11 +77,12 @@ def _take(state: MetaState, adam: torch.optim.Adam, outcome: Outcome) -> None:
             state.memory = outcome.memory
         return
     # On a GPU nobody waits for the answer: Adam's kernel and the memory heed it there, in a recorded step too.
-    vars(adam)["found_inf"] = (~outcome.taken).float()  # where torch.amp.GradScaler leaves word for it
+    taken = outcome.taken
+    vars(adam)["found_inf"] = (~taken).float()  # where torch.amp.GradScaler leaves word for it
     adam.step()
     del vars(adam)["found_inf"]
     kept, new = flatten(state.memory, "memory"), flatten(outcome.memory, "memory")
-    chosen = {name: torch.where(outcome.taken, value, kept[name]) for name, value in new.items()}
+    chosen = {name: torch.where(taken, value, kept[name]) for name, value in new.items()}
     state.memory = unflatten(chosen).get("memory", {})
 
 

@@ -48,9 +48,10 @@ def patches(x: Tensor, precision: Precision) -> Patches:  # [tasks, n, C, H, W]
     sums = x.new_empty(tasks, count, size, dtype=torch.float32)
     filters.correlate([(target, target)], 1, precision, squares, (count, chunk), sums)
     mean, square = sums.sum(1) / positions, squares.sum(1) / positions
-    covariance = square - mean[:, :, None] * mean[:, None, :]
-    more = block - size
-    return Patches(target, F.pad(mean, (0, more)), F.pad(covariance, (0, more, 0, more)))
+    covariance = torch.addcmul(square, mean[:, :, None], mean[:, None, :], value=-1)
+    if more := block - size:
+        mean, covariance = F.pad(mean, (0, more)), F.pad(covariance, (0, more, 0, more))
+    return Patches(target, mean, covariance)
 
 
 class Moments(NamedTuple):

@@ -121,6 +121,7 @@ class _Share(torch.autograd.Function):
             BLOCK=ELEMENTS,
             **OVERLAPPED,
         )
+        ctx.set_materialize_grads(False)  # or the running mean would get a gradient of zeros each time
         ctx.save_for_backward(gradients, m, lam, stored, seen, total, inverse, running)
         ctx.step = step
         ctx.mark_non_differentiable(running)
@@ -128,7 +129,9 @@ class _Share(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, v: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, v: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+        if v is None:
+            return (None,) * 6
         gradients, m, lam, stored, seen, total, inverse, running = ctx.saved_tensors
         tasks, size = gradients.shape
         step, steps, v = ctx.step, len(m), v.contiguous()
