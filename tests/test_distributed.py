@@ -308,5 +308,6 @@ def test_more_processes_than_tasks_are_refused_in_one_sentence(blobs: Path, tmp_
     assert [code for code, _, _ in found] == [2, 2, 2], found
     errors = "".join(errors for _, _, errors in found)
     message = "each process needs a task; start 2 or fewer, or raise the tasks of a batch"
-    assert errors.splitlines() == [f"gradshare: 3 processes for 2 tasks a batch: {message}"]
+    told = [line for line in errors.splitlines() if not line.startswith("[W")]  # PyTorch's, on a busy machine
+    assert told == [f"gradshare: 3 processes for 2 tasks a batch: {message}"]
     assert not (tmp_path / "run").exists()

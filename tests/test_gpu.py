@@ -13,6 +13,7 @@ import torch
 from test_cli import gradshare
 from test_identities import every_algorithm, every_sharing, gradients, net, randomised, tasks
 from test_training import TINY, learner, same_run
+from torch import nn
 
 import gradshare as gs
 from gradshare import checkpoints
@@ -161,6 +162,49 @@ def test_a_recorded_prediction_is_the_prediction(algorithm: Any, batch: int, dat
             )
             torch.testing.assert_close(found.losses, expected.losses, rtol=1e-9, atol=0)
             assert torch.equal(found.accuracies, expected.accuracies)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+def test_a_recorded_prediction_on_our_kernels(precision: Any, dataset: gs.Dataset) -> None:
+    """The first batch smaller than those that follow, the last one smaller again."""
+    own = gs.maml(gs.Conv4(ways=3, filters=8, image=(1, 16, 16)), sharing=gs.GradientSharing()).to("cuda", precision)
+    state, there, predict = own.init(0), dataset.to("cuda"), GraphedPrediction(own)
+    for count in (2, 11):
+        found, expected = (
+            gs.evaluate(own, state, there, "val", gs.Shape(3, 1, 3), count, 0, 4, predict=given)
+            for given in (predict, None)
+        )
+        torch.testing.assert_close(found.losses, expected.losses, rtol=1e-5, atol=0)
+
+
+class Slashed(nn.Module):
+    """Has a slash in the names of its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({"in/out": nn.Linear(2, 3)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.parts["in/out"](x)
+
+
+def test_any_model_and_loss_has_a_recorded_prediction() -> None:
+    own = gs.maml(Slashed(), steps=2, sharing=gs.GradientSharing(), loss="mse").to("cuda")
+    x, y = torch.rand(4, 5, 2, device="cuda"), torch.rand(4, 5, 3, device="cuda")
+    state, episodes = own.init(), gs.Episodes(x, y, x, y)
+    with torch.no_grad():
+        torch.testing.assert_close(GraphedPrediction(own)(state, episodes), own.logits(state, episodes))
+
+
+def test_what_cannot_be_recorded_is_said() -> None:
+    class Asks(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) if bool(torch.ones((), device=self.weight.device).cpu() > 0) else x
+
+    own = gs.maml(Asks(2, 3), steps=1, loss="mse").to("cuda")
+    x, y = torch.rand(4, 5, 2, device="cuda"), torch.rand(4, 5, 3, device="cuda")
+    with pytest.raises(gs.UserError, match=r"cannot be recorded as a CUDA graph .*: use engine='eager'"):
+        GraphedPrediction(own)(own.init(), gs.Episodes(x, y, x, y))
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")

@@ -166,6 +166,9 @@ def test_cells_go_on_for_more_epochs(blobs: Path, whole: Path, tmp_path: Path) -
     assert "1 of 1 cells to train" in gradshare(*words).stdout
     same_run(whole, tmp_path / MAML / "seed-0")
     assert "0 of 1 cells to train" in gradshare(*words).stdout
+    words.remove("--epochs")
+    words.remove(3)
+    assert "was begun with epochs = 3, not 150" in gradshare(*words, code=2).stderr
     fewer = gradshare("grid", "run", MAML, *tiny(blobs, 2, 25), "--out", tmp_path, code=2).stderr
     assert "was begun with epochs = 3, not 2" in fewer
 
@@ -277,6 +280,19 @@ def test_a_begun_cell_keeps_what_it_settled(blobs: Path, tmp_path: Path) -> None
     assert (settled.device, settled.engine, settled.threads) == ("cpu", "eager", 1)
     with pytest.raises(gs.UserError, match="was begun with threads = 1, not 2"):
         taken_up(replace(cell.config, threads=2), cell.folder)
+    longer = replace(cell.config, epochs=5)
+    assert taken_up(longer, cell.folder, longer=True).epochs == 5
+    with pytest.raises(gs.UserError, match="was begun with epochs = 1, not 5"):
+        taken_up(longer, cell.folder)
+
+
+def test_a_cell_whose_rate_falls_is_not_made_longer(blobs: Path, tmp_path: Path) -> None:
+    cell = cell_of(tmp_path, blobs, "cub-5shot-5task-mamlpp", epochs=1, recipe="paper", pixels="unit")
+    assert cell.config.rate_falls and not replace(cell.config, final_outer_rate=1.0).rate_falls
+    assert work.train_cell(cell) == "done"
+    with pytest.raises(gs.UserError, match="falls over its 1 epochs, so one of 5 is another run"):
+        taken_up(replace(cell.config, epochs=5), cell.folder, longer=True)
+    assert cell.done
 
 
 class Rehearsed:

@@ -15,8 +15,10 @@ import torch
 from torch import nn
 
 import gradshare as gs
-from gradshare import checkpoints
+from gradshare import checkpoints, run_folder
+from gradshare.config import read_config
 from gradshare.errors import DamageWarning
+from gradshare.files import write_whole
 from gradshare.interruption import Interrupted, stop_requests
 from gradshare.run_folder import best_epochs
 
@@ -49,6 +51,62 @@ def test_a_finished_run_goes_on_for_more_epochs(dataset: gs.Dataset, tmp_path: P
     assert longer.summary["test"] is not None and (longer.folder / "DONE").exists()
     with pytest.raises(gs.UserError, match="has epochs = 4, not 3; resume with the same options"):
         gs.train(learner(), dataset, tmp_path / "longer", resume=True, **TINY)
+
+
+@pytest.mark.parametrize("cut", ["summary.json", "config.json", "metrics.jsonl"])
+def test_a_run_killed_while_it_is_made_longer(
+    cut: str, dataset: gs.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is then as long as before, or as asked for, and never called done without having trained."""
+    short = gs.train(learner(), dataset, tmp_path / "short", **TINY | {"epochs": 2})
+    whole = gs.train(learner(), dataset, tmp_path / "whole", **TINY | {"epochs": 4})
+    for wanted in (2, 4):
+        folder = tmp_path / f"longer-{wanted}"
+        gs.train(learner(), dataset, folder, **TINY | {"epochs": 2})
+        with monkeypatch.context() as patch:
+            fail_at(patch, cut)
+            with pytest.raises(MemoryError):
+                gs.train(learner(), dataset, folder, resume=True, **TINY | {"epochs": 4})
+        assert not (folder / "DONE").exists()
+        if wanted == 2 and read_config(folder)["epochs"] == 4:
+            continue
+        gs.train(learner(), dataset, folder, resume=True, **TINY | {"epochs": wanted})
+        same_run((short if wanted == 2 else whole).folder, folder)
+
+
+def fail_at(patch: pytest.MonkeyPatch, name: str) -> None:
+    """The next time that a file of this name is written or removed, the process is as good as killed."""
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.name == name:
+            raise MemoryError
+        os.unlink(path) if path.exists() or not missing_ok else None
+
+    def write(path: Path, content: Any, *more: Any) -> None:
+        if path.name == name:
+            raise MemoryError
+        write_whole(path, content, *more)
+
+    patch.setattr(Path, "unlink", unlink)
+    patch.setattr(run_folder, "write_whole", write)
+
+
+def test_a_run_is_made_longer_only_when_asked(dataset: gs.Dataset, tmp_path: Path) -> None:
+    run = gs.train(learner(), dataset, tmp_path / "run", **TINY)
+    before = {path.name: path.read_bytes() for path in run.folder.iterdir() if path.is_file()}
+    without = {name: value for name, value in TINY.items() if name != "epochs"}
+    with pytest.raises(gs.UserError, match="has epochs = 3, not 20; resume with the same options"):
+        gs.train(learner(), dataset, run.folder, resume=True, **without)
+    with pytest.raises(gs.UserError, match="does not fit"):
+        gs.train(learner(steps=3), dataset, run.folder, resume=True, **TINY | {"epochs": 5})
+    assert {path.name: path.read_bytes() for path in run.folder.iterdir() if path.is_file()} == before
+
+
+def test_a_longer_run_that_is_stopped_has_no_test_yet(dataset: gs.Dataset, tmp_path: Path) -> None:
+    run = gs.train(learner(), dataset, tmp_path / "run", **TINY)
+    with pytest.raises(Interrupted):
+        gs.train(learner(), dataset, run.folder, resume=True, display=StopAt(3, 2), **TINY | {"epochs": 5})
+    assert not (run.folder / "summary.json").exists() and not (run.folder / "DONE").exists()
 
 
 def test_a_run_whose_rate_falls_over_its_epochs_gets_no_more(dataset: gs.Dataset, tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol
+from typing import Any, Literal, NoReturn, Protocol
 
 from torch import nn
 
 from gradshare import tasked
+from gradshare.config import RECIPES
 from gradshare.errors import UserError
 from gradshare.inner import InnerRule, chain, rate_per_element, rate_per_tensor_and_step, scale, stop_gradient
 from gradshare.learner import LOSSES, Learner, Loss
@@ -17,21 +18,6 @@ class FirstLink(Protocol):
     """What `sharing=` takes: `GradientSharing`, a control, or a rule of your own."""
 
     def rule(self) -> InnerRule: ...
-
-
-class Recipe(NamedTuple):
-    """How MAML++ changes over training."""
-
-    multi_step_epochs: int  # epochs over which the multi-step loss fades into the last step's; 0: last step alone
-    first_order_epochs: int  # epochs of first-order gradients before second order
-    final_outer_rate: float  # where a cosine takes the outer rate, as a share of its start; 1: constant
-
-
-RECIPES = {
-    "reference": Recipe(multi_step_epochs=15, first_order_epochs=0, final_outer_rate=1.0),  # the code, MiniImagenet
-    # Antoniou et al., 2018; the end of the cosine is from their Omniglot settings, 1e-3 to 1e-5
-    "paper": Recipe(multi_step_epochs=15, first_order_epochs=50, final_outer_rate=0.01),
-}
 
 
 def maml(

@@ -79,7 +79,7 @@ def compare(
         load_dataset(config.dataset, config.pixels, progress)
     print(setting(settle(config)), flush=True)
     with says_how_to_go_on(_command()), screen(config) as shown:
-        diverged = comparison.compare(config, chosen, out, jobs, shown)
+        diverged = comparison.compare(config, chosen, out, jobs, shown, longer="epochs" in options.given)
     _show_report(reports.write_report(out, command=_command()), out)
     for arm, cause in diverged.items():
         print(f"{arm} diverged and was stopped: {cause}")
@@ -121,7 +121,7 @@ def train(
         _train_in_group(options, preset, folder, resume, timeout)
         return
     _config(options, preset, resume)  # a mistake is told before PyTorch is loaded
-    with stoppable_run(folder, _command(), f"gradshare train --resume {shlex.quote(str(folder))}"):
+    with stoppable_run(folder, _command(), f"gradshare {_going_on(options, folder, resume)}"):
         _train_in_group(options, preset, folder, resume, timeout)
 
 
@@ -129,10 +129,15 @@ def _train_in_group(options: Options, preset: str | None, folder: Path, resume: 
     from gradshare.torchrun import command, ends_at_once, one_voice, processes
 
     with ends_at_once(), processes(timeout) as group:
-        go_on = f"{command(group)} train --resume {shlex.quote(str(folder))}"
+        go_on = f"{command(group)} {_going_on(options, folder, resume)}"
         with one_voice(group, go_on):
             config = group.from_first(lambda: _config(options, preset, resume))
             _train(config, folder, resume is not None, group, go_on)
+
+
+def _going_on(options: Options, folder: Path, resume: Path | None) -> str:
+    more = f" --epochs {options.epochs}" if resume is not None and "epochs" in options.given else ""
+    return f"train --resume {shlex.quote(str(folder))}{more}"
 
 
 def _config(options: Options, preset: str | None, resume: Path | None) -> RunConfig:

@@ -153,6 +153,7 @@ def run(
             name,
             replace(_configured(name, options), seed=seed),
             engine == "ray" and gpus == 0,
+            longer="epochs" in options.given,
         )
         for name in select(patterns, _arms(arms, controls))
         for seed in sorted(set(seeds))
@@ -225,12 +226,12 @@ def _configured(name: str, options: Given) -> RunConfig:
     return config
 
 
-def _cell(out: Path, name: str, config: RunConfig, cpu: bool) -> Cell:
+def _cell(out: Path, name: str, config: RunConfig, cpu: bool, longer: bool) -> Cell:
     """A cell as it will be trained: with what it settled if it was begun; without a GPU if it gets none."""
     from gradshare.grid.cells import Cell
 
     cell = Cell(out, name, replace(config, device="cpu") if cpu and config.device == "auto" else config)
-    return replace(cell, config=taken_up(cell.config, cell.folder))
+    return replace(cell, config=taken_up(cell.config, cell.folder, longer))
 
 
 def _load_data(cells: list[Cell]) -> None:

@@ -20,12 +20,15 @@ from gradshare.runs import run, settle
 from gradshare.workers import DONE, FAILED, STOPPED, Processes, side_by_side
 
 
-def compare(config: RunConfig, arms: list[Arm], folder: Path, jobs: int, screen: Screen) -> dict[str, Divergence]:
+def compare(
+    config: RunConfig, arms: list[Arm], folder: Path, jobs: int, screen: Screen, longer: bool = False
+) -> dict[str, Divergence]:
     """Train every arm below `folder`; finished arms are kept, unfinished ones go on where they stopped.
 
     An arm that diverges is a result: the others go on, and it is not tried again. Gives those that did, with the cause.
+    `longer`: arms may have more epochs now than they were begun with.
     """
-    begun = [taken_up(replace(config, **arm_options(config, arm)), folder / arm) for arm in arms]
+    begun = [taken_up(replace(config, **arm_options(config, arm)), folder / arm, longer) for arm in arms]
     jobs, threads = side_by_side(jobs, len(arms), settle(config).device)
     configs = [replace(one, threads=one.threads or threads) for one in begun]
     if jobs == 1:

@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from gradshare.errors import UserError
 from gradshare.files import opened, sealed, written_by_newer
@@ -16,6 +16,21 @@ from gradshare.reading import parse_json, read_text
 Method = Literal["maml", "metasgd", "mamlpp", "fomaml", "anil"]
 Arm = Literal["original", "shared", "half-rate", "gate-only", "batch-only", "memory-only", "conditioned"]
 VERSION = 1
+
+
+class Recipe(NamedTuple):
+    """How MAML++ changes over training."""
+
+    multi_step_epochs: int  # epochs over which the multi-step loss fades into the last step's; 0: last step alone
+    first_order_epochs: int  # epochs of first-order gradients before second order
+    final_outer_rate: float  # where a cosine takes the outer rate, as a share of its start; 1: constant
+
+
+RECIPES = {
+    "reference": Recipe(multi_step_epochs=15, first_order_epochs=0, final_outer_rate=1.0),  # the code, MiniImagenet
+    # Antoniou et al., 2018; the end of the cosine is from their Omniglot settings, 1e-3 to 1e-5
+    "paper": Recipe(multi_step_epochs=15, first_order_epochs=50, final_outer_rate=0.01),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +109,14 @@ class RunConfig(Training):
     """CPU threads; 0 is one for each core."""
     deterministic: bool = False
     """The same bits in every run on a GPU too, by PyTorch's slower algorithms; on a CPU that is always so."""
+
+    @property
+    def rate_falls(self) -> bool:
+        """Whether the outer rate of an epoch depends on how many there are."""
+        if self.method != "mamlpp":
+            return False
+        given = self.final_outer_rate
+        return (RECIPES[self.recipe].final_outer_rate if given is None else given) != 1
 
 
 LOWEST = {
@@ -178,18 +201,28 @@ def identity(config: dict[str, Any]) -> str:
     return str(sealed({name: value for name, value in config.items() if name != "epochs"})["sha256"])
 
 
-def taken_up(config: RunConfig, folder: Path) -> RunConfig:
+def another_run(folder: Path, epochs: int, more: int) -> UserError:
+    """Why a run whose outer rate falls over its epochs cannot have more of them."""
+    return UserError(
+        f"the outer rate of the run in {folder} falls over its {epochs} epochs, so one of {more} is another run:"
+        " choose another folder"
+    )
+
+
+def taken_up(config: RunConfig, folder: Path, longer: bool = False) -> RunConfig:
     """The configuration of a run that may have begun in `folder`, with what it settled for the machine then.
 
-    A run goes on with the device, the threads, ... that it began with, wherever it is taken up, and may be asked for
-    more epochs. Refuses other options than its own.
+    A run goes on with the device, the threads, ... that it began with, wherever it is taken up. Refuses other options
+    than its own, but for more epochs where `longer`.
     """
     if not (folder / "config.json").exists():
         return config
     stored = asdict(run_config(read_config(folder), folder))
     left_open = {name for name, value in asdict(config).items() if value == "auto"}
     left_open |= {"threads"} if config.threads == 0 else set()
-    if config.epochs > stored["epochs"]:
+    if longer and config.epochs > stored["epochs"]:
+        if config.rate_falls:
+            raise another_run(folder, stored["epochs"], config.epochs)
         stored["epochs"] = config.epochs
     for name, value in asdict(config).items():
         if name not in left_open and value != stored[name]:

@@ -7,12 +7,14 @@ and writes the same memory each time: the state, Adam's moments and one batch of
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from gradshare.episodes import Episodes
+from gradshare.errors import UserError
+from gradshare.inner import Tree
 from gradshare.learner import Learner, MetaState, Outcome
 from gradshare.outer import meta_step
 
@@ -72,29 +74,31 @@ class GraphedStep:
 
 
 class GraphedPrediction:
-    """`learner.logits` for any state, recorded on the first batch. A batch of another size goes the usual way."""
+    """`learner.logits` for any state, recorded for every size of batch that comes."""
 
     def __init__(self, learner: Learner) -> None:
         self._learner = learner
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._state: MetaState
-        self._episodes: Episodes
-        self._logits: Tensor
+        self._state: MetaState | None = None
+        self._graphs: dict[Any, tuple[torch.cuda.CUDAGraph, Episodes, Tensor]] = {}  # by the batch's shapes and types
 
     @torch.no_grad()
     def __call__(self, state: MetaState, episodes: Episodes) -> Tensor:  # [tasks, n, ways]
-        if self._graph is None:
-            self._state = MetaState.of({name: tensor.detach().clone() for name, tensor in state.tensors().items()})
-            self._episodes = Episodes(*(part.clone() for part in _parts(episodes)))
-            self._graph, self._logits = _recorded(lambda: self._learner.logits(self._state, self._episodes))
-        if any(a.shape != b.shape for a, b in zip(_parts(self._episodes), _parts(episodes), strict=True)):
-            return self._learner.logits(state, episodes)
+        if self._state is None:
+            self._state = MetaState(*map(_copied, (state.params, state.learned, state.memory)))
         own, given = self._state.tensors(), state.tensors()
         torch._foreach_copy_(list(own.values()), [given[name] for name in own])
-        for place, value in zip(_parts(self._episodes), _parts(episodes), strict=True):
+        size = tuple((part.shape, part.dtype) for part in _parts(episodes))
+        if size not in self._graphs:
+            self._graphs[size] = self._record(self._state, Episodes(*(part.clone() for part in _parts(episodes))))
+        graph, places, logits = self._graphs[size]
+        for place, value in zip(_parts(places), _parts(episodes), strict=True):
             place.copy_(value)
-        self._graph.replay()
-        return self._logits.clone()
+        graph.replay()
+        return logits.clone()
+
+    def _record(self, state: MetaState, episodes: Episodes) -> tuple[torch.cuda.CUDAGraph, Episodes, Tensor]:
+        graph, logits = _recorded(lambda: self._learner.logits(state, episodes))
+        return graph, episodes, logits
 
 
 def _recorded(run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
@@ -106,9 +110,19 @@ def _recorded(run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
             run()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = run()
+    try:
+        with torch.cuda.graph(graph):
+            result = run()
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"this cannot be recorded as a CUDA graph ({reason}): use engine='eager'") from error
     return graph, result
+
+
+def _copied(tree: Tree) -> Tree:
+    return {name: _copied(value) if isinstance(value, dict) else value.detach().clone() for name, value in tree.items()}
 
 
 def _parts(episodes: Episodes) -> tuple[Tensor, ...]:

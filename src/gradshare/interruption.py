@@ -59,5 +59,6 @@ def stop_requests(patient: bool = False) -> Iterator[Callable[[], bool]]:
     try:
         yield asked.is_set
     finally:
+        answered = _is_worker and asked.is_set()  # a worker on its way out is not to be killed by the same request
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if answered else handler)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradshare import checkpoints
 from gradshare.checkpoints import Progress
-from gradshare.config import config_text, identity, read_config
+from gradshare.config import another_run, config_text, identity, read_config
 from gradshare.errors import DamageWarning, UserError
 from gradshare.evaluation import Evaluation
 from gradshare.files import NEW, sha256, sync, write_whole, writing
@@ -26,20 +26,26 @@ ENSEMBLE = 5  # best epochs kept, and their number in the ensemble
 
 
 def open_folder(
-    folder: Path, config: dict[str, Any], resume: bool | None, check: Callable[[], None], longer: bool = True
+    folder: Path,
+    config: dict[str, Any],
+    resume: bool | None,
+    check: Callable[[], None],
+    longer: bool = False,
+    rate_falls: bool = False,
 ) -> tuple[Progress, dict[str, Tensor]] | None:
     """Start a run's folder, or find the newest sound checkpoint that it holds, if there is one.
 
     Args:
         resume: whether it must hold a run, or must not; None leaves that open.
         check: refuses what cannot be trained; called before the folder of a new run is made.
-        longer: whether a run may go on for more epochs than it was begun with.
+        longer: whether the run may have more epochs now than it was begun with; `lengthen` then makes it so.
+        rate_falls: whether the outer rate of an epoch depends on how many there are.
     """
     begun = (folder / "config.json").exists()
     if begun and resume is False:
         raise UserError(f"{folder} already holds a run; resume it, or choose another folder")
     if begun or resume:
-        return _find(folder, config, longer)
+        return _find(folder, config, longer, rate_falls)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; choose another folder")
     if folder.exists() and any(path.name != f".config.json{NEW}" for path in folder.iterdir()):
@@ -52,14 +58,13 @@ def open_folder(
     return None
 
 
-def _find(folder: Path, config: dict[str, Any], longer: bool) -> tuple[Progress, dict[str, Tensor]] | None:
+def _find(
+    folder: Path, config: dict[str, Any], longer: bool, rate_falls: bool
+) -> tuple[Progress, dict[str, Tensor]] | None:
     stored, wanted = read_config(folder), json.loads(json.dumps(config, default=str))
-    more = type(stored.get("epochs")) is int and wanted["epochs"] > stored["epochs"]
-    if more and not longer:
-        raise UserError(
-            f"the outer rate of the run in {folder} falls over its {stored['epochs']} epochs, so one of"
-            f" {wanted['epochs']} is another run: choose another folder"
-        )
+    more = longer and type(stored.get("epochs")) is int and wanted["epochs"] > stored["epochs"]
+    if more and rate_falls:
+        raise another_run(folder, stored["epochs"], wanted["epochs"])
     for name in sorted(set(wanted) | set(stored)):
         if wanted.get(name) != stored.get(name) and not (name == "epochs" and more):
             raise UserError(
@@ -75,9 +80,21 @@ def _find(folder: Path, config: dict[str, Any], longer: bool) -> tuple[Progress,
             f"the run in {folder} has trained, but its checkpoints are gone: restore them from a copy,"
             " or start the run again in another folder"
         )
-    if more:
-        write_whole(folder / "config.json", config_text(config))
     return found
+
+
+def lengthen(folder: Path, config: dict[str, Any]) -> None:
+    """Have a run's `config.json` say that it is to have more epochs, if it is.
+
+    What the run said of its end goes first: killed in between, it is an unfinished run of so many epochs as before.
+    """
+    if read_config(folder)["epochs"] == config["epochs"]:
+        return
+    with writing(folder):
+        for name in ("DONE", "summary.json"):
+            (folder / name).unlink(missing_ok=True)
+            sync(folder)
+    write_whole(folder / "config.json", config_text(config))
 
 
 def take_up(folder: Path, progress: Progress, epochs: int) -> None:

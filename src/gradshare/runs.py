@@ -73,7 +73,7 @@ def run(
     group: Group = ALONE,
 ) -> Trained:
     """Train what a configuration describes; `resume` as `train` has it."""
-    config = settle(config if resume is False else taken_up(config, folder), group)
+    config = settle(config if resume is False else taken_up(config, folder, longer=True), group)
     data = (dataset or load_dataset(config.dataset, config.pixels)).to(config.device)
     names = {field.name for field in fields(Training)}
     training = {name: value for name, value in asdict(config).items() if name in names}

@@ -37,6 +37,7 @@ from gradshare.run_folder import (
     described,
     finish,
     gates,
+    lengthen,
     load_epoch,
     load_state,
     next_free,
@@ -74,8 +75,8 @@ def train(
     Args:
         dataset: a `Dataset`, or anything with its method `sample`.
         folder: the run folder; it must not hold a run already, unless `resume`. None is the next free `runs/run-N`.
-        resume: go on where the run in the folder stopped; a finished run is returned as it is, unless there are more
-            epochs than it has. None: if there is one.
+        resume: go on where the run in the folder stopped; a finished run is returned as it is, unless `epochs` asks for
+            more than it has. None: if there is one.
         display: is told of the progress.
         about: further entries for `config.json`, such as a name for the model.
         device: `"cpu"` or `"cuda"`; the data set must give tasks there, or on the CPU.
@@ -110,7 +111,7 @@ def train(
     run = _Run(learner, dataset, place, training, shown, torch.device(device), engine)
     with ExitStack() as lock:
         group.from_first(lambda: lock.enter_context(locked(place)))
-        run.open({**asdict(training), **(about or {})}, resume)
+        run.open({**asdict(training), **(about or {})}, resume, longer="epochs" in options)
         with stop_requests(patient=group.size > 1) as asked:
             run.stop = lambda: group.any(asked())
             return run.finish()
@@ -144,11 +145,12 @@ class _Run:
         self.started = 0.0
         self.stop: Callable[[], bool] = lambda: False  # asked by all processes at the same moments
 
-    def open(self, config: dict[str, Any], resume: bool | None) -> None:
+    def open(self, config: dict[str, Any], resume: bool | None, longer: bool) -> None:
         """Start the folder, or take up what it holds."""
-        self.identity = identity(config)
-        longer = self.learner.final_outer_rate == 1  # otherwise the rate of an epoch depends on how many there are
-        found = self.group.from_first(lambda: open_folder(self.folder, config, resume, self._check_tasks, longer))
+        self.identity, falls = identity(config), self.learner.final_outer_rate != 1
+        found = self.group.from_first(
+            lambda: open_folder(self.folder, config, resume, self._check_tasks, longer, falls)
+        )
         if found is not None:
             self.progress, tensors = found
             load_state(self.state, tensors)
@@ -156,6 +158,7 @@ class _Run:
             self.log.copy_(tensors["log"])
             self.watch.faults.copy_(tensors.get("faults", self.watch.faults))
         self.group.from_first(lambda: refuse(self.folder))
+        self.group.from_first(lambda: lengthen(self.folder, config))
         if found is not None:
             self.group.from_first(lambda: take_up(self.folder, self.progress, self.training.epochs))
 

@@ -44,7 +44,7 @@ class Processes:
         self.running[name] = process
 
     def ask_to_stop(self) -> None:
-        """Have every process save and end; each is asked once, for a second request would be an order."""
+        """Have every process save and end; each is asked once."""
         for name, process in self.running.items():
             if process.is_alive() and name not in self._asked:
                 assert process.pid is not None

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from gradshare.algorithms import RECIPES
-from gradshare.config import RunConfig
+from gradshare.config import RECIPES, RunConfig
 from gradshare.data.dataset import Dataset
 from gradshare.data.store import ClassEntry, Index
 from gradshare.runs import run, settle
@@ -48,6 +48,8 @@ class Stopwatch:
         self.iterations.append((iteration, time.monotonic()))
 
     def evaluating(self, split: str, done: int, total: int) -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # asked for is not done
         self.evaluated.append((done, time.monotonic()))
 
     def epoch(self, metrics: dict[str, Any], seconds: float) -> None: ...

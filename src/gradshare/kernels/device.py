@@ -24,7 +24,12 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # on a CPU, for tests; 
 
 
 def _all_overlap() -> bool:
-    """Whether every GPU here can launch a program before the one before it has ended: Hopper and later."""
+    """Whether every GPU here can launch a program before the one before it has ended: Hopper and later.
+
+    Triton knows how to ask for that since 3.4 or so; 3.6 and later were tried.
+    """
+    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 6):
+        return False
     gpus = range(0 if INTERPRETED or torch.version.cuda is None else torch.cuda.device_count())
     return len(gpus) > 0 and all(torch.cuda.get_device_capability(gpu) >= (9, 0) for gpu in gpus)
 
