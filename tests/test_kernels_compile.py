@@ -28,6 +28,7 @@ def test_every_program_compiles_for_an_h200(tmp_path: Path) -> None:
     *programs, names = [json.loads(line) for line in result.stdout.splitlines()]
     assert sorted({program["program"] for program in programs}) == names["all"]  # none that nothing launches
     assert max(program["shared"] for program in programs) <= SHARED
+    assert all(program["waits"] for program in programs)  # for the end of those before it
     for program in programs:
         if program.get("spilled"):
             print(f"{program['program']} spills {program['spilled']} bytes with {program['constants']}")
