@@ -62,6 +62,14 @@ def test_help_answers_in_under_a_second_without_torch(words: list[str]) -> None:
     assert time.monotonic() - started < 1.0
 
 
+@pytest.mark.parametrize(
+    ("words", "pattern"),
+    [(["grid", "list"], "cub-*-5task-*"), (["grid", "run"], "'cub-*-5task-*'"), (["data", "import"], "CLASS/*")],
+)
+def test_help_keeps_the_stars_of_a_pattern(words: list[str], pattern: str) -> None:
+    assert pattern in gradshare(*words, "--help").stdout
+
+
 def test_train_kill_resume_test(blobs: Path, tmp_path: Path) -> None:
     options = ["--dataset", blobs, *SMALL, "--epochs", 4, "--iterations", 30, "--inner-lr", "0.3"]
     gradshare("train", *options, "--out", tmp_path / "whole")

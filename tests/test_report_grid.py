@@ -79,7 +79,7 @@ def test_the_half_rate_control_belongs_to_the_whole_rate(tmp_path: Path) -> None
     make_run(tmp_path / "b" / "seed-0", "original", [0.3], inner_lr=0.05)
     make_run(tmp_path / "c" / "seed-0", "half-rate", [0.5], inner_lr=0.05)
     arms = compared(tmp_path)["arms"]
-    assert arms["half-rate"]["against_original"]["reference"] == "a/seed-0"
+    assert arms["c/seed-0"]["against_original"]["reference"] == "a/seed-0"
 
 
 def test_one_arm_in_two_configurations_is_two_rows(tmp_path: Path) -> None:
@@ -345,6 +345,16 @@ def test_the_panels_stand_as_in_the_paper(tmp_path: Path) -> None:
     assert titles[:4] == [
         "MAML/5, 5-way 1-shot", "Meta-SGD/5, 5-way 1-shot", "MAML++/5, 5-way 1-shot", "MAML/1, 5-way 1-shot",
     ]  # fmt: skip
+
+
+def test_a_panel_names_its_arms_whatever_the_folders_are_called(tmp_path: Path) -> None:
+    for tasks in (1, 5):
+        for arm in ("original", "shared") if tasks == 1 else ("original", "shared", "half-rate"):
+            make_run(tmp_path / f"cub-{tasks}task-{arm}" / "seed-0", arm, [0.4, 0.5], **{**PAPER, "tasks": tasks})
+    runs = find_runs(tmp_path)
+    assert {run.name for run in runs if run.arm == "half-rate"} == {"cub-5task-half-rate/seed-0"}
+    labels = [text.get_text() for axes in drawn(curves(runs)).figure.axes for text in axes.get_legend().get_texts()]
+    assert sorted({label.split(":")[0].split(" (")[0] for label in labels}) == ["half-rate", "original", "shared"]
 
 
 def test_the_legend_of_several_seeds(seeds: Path) -> None:

@@ -359,7 +359,7 @@ def test_regression_compares_losses_and_lower_is_better(tmp_path: Path) -> None:
     assert [each["value"] for each in thresholds_of(comparison)] == [3.0, 2.0, 1.0]
     assert thresholds_of(comparison)[0]["reached"]["original"] == {"epoch": 2, "seconds": 20.0}
     assert thresholds_of(comparison)[2]["reached"]["original"] is None
-    assert legend_label(read_run(tmp_path / "shared")) == "shared: MinVal 1 Ep 2 Test 1.1±0.1"
+    assert legend_label(read_run(tmp_path / "shared"), "shared") == "shared: MinVal 1 Ep 2 Test 1.1±0.1"
     assert said(tmp_path, "shared").startswith("Ahead of original")
     assert "ahead by 0.500 in the loss" in said(tmp_path, "shared")
 

@@ -83,8 +83,8 @@ def import_data(
     Parameters
     ----------
     kind
-        cub, mini and omniglot have their standard splits; folder is images of your own, root/SPLIT/CLASS/* or
-        root/CLASS/*.
+        cub, mini and omniglot have their standard splits; folder is images of your own, `root/SPLIT/CLASS/*` or
+        `root/CLASS/*`.
     paths
         The archive as published, or a folder; several if the data set comes in several files.
     transform

@@ -51,7 +51,7 @@ def list_presets(
     Parameters
     ----------
     patterns
-        Names, with * for anything: cub-*-5task-*. All, if there are none.
+        Names, with `*` for anything: `cub-*-5task-*`. All, if there are none.
     arms
         These arms of every experiment that matches, in place of the original and sharing.
     controls
@@ -118,7 +118,7 @@ def run(
     Parameters
     ----------
     patterns
-        Which: names, with * for anything: 'cub-*-5task-*' (in quotes).
+        Which: names, with `*` for anything: `'cub-*-5task-*'` (in quotes).
     out
         Folder of the grid; a run goes to OUT/NAME/seed-N.
     seeds

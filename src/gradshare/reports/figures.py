@@ -196,7 +196,7 @@ def _draw_repeats(axes: Axes, repeats: Repeats) -> list[Curve]:
         low, high = run.val - run.interval, run.val + run.interval
         axes.fill_between(run.epochs, low, high, color=stroke.color, alpha=0.13 / len(runs), linewidth=0)
         width: dict[str, Any] = {} if alone else {"linewidth": 0.7, "alpha": 0.55}
-        label = visible(legend_label(run)) if alone else "_"
+        label = visible(legend_label(run, repeats.name)) if alone else "_"
         axes.plot(run.epochs, run.val, color=stroke.color, linestyle=stroke.dashes, label=label, **width)
         best = best_index(run)
         if best is not None:

@@ -12,9 +12,9 @@ from gradshare.reports.wording import number
 LONGEST_NAME = 32
 
 
-def legend_label(run: Run) -> str:
+def legend_label(run: Run, name: str) -> str:
     """As in the paper's legends: shared: MaxVal 67.1% Ep 8 Test 66.2±1.1%."""
-    best, name = best_index(run), shortened(run.name) + ("" if run.state == "done" else f" ({run.state})")
+    best, name = best_index(run), shortened(name) + ("" if run.state == "done" else f" ({run.state})")
     if best is None:
         return f"{name}: no value yet"
     return f"{name}: {_extreme(run)} {_short(run, run.val[best])} Ep {run.epochs[best]}{_test_label(run)}"

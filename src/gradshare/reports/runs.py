@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -131,9 +130,9 @@ def find_runs(folder: Path) -> list[Run]:
     runs += [_not_begun(cell, runs[0].config if runs else {}) for cell in _planned(folder)]
     if not runs:
         raise UserError(f"no run in {folder}: neither it nor the two levels of folders below hold a config.json")
-    copies = Counter(run.arm for run in runs)
-    named = [replace(run, name=_path_name(run, folder)) if copies[run.arm] > 1 else run for run in runs]
-    return sorted(named, key=lambda run: (arm_rank(run.arm), run.arm, run.folder.as_posix()))
+    if len({run.arm for run in runs}) < len(runs):  # an arm alone does not say which run
+        runs = [replace(run, name=_path_name(run, folder)) for run in runs]
+    return sorted(runs, key=lambda run: (arm_rank(run.arm), run.arm, run.folder.as_posix()))
 
 
 def common_measure(runs: list[Run]) -> Measure:
