@@ -15,7 +15,9 @@ import pytest
 from test_training import same_run
 
 from gradshare import checkpoints
-from gradshare.interruption import stop_requests
+from gradshare.cli import main
+from gradshare.grid import estimate
+from gradshare.interruption import Interrupted, stop_requests
 from gradshare.workers import STOPPED, Processes
 
 SMALL = [
@@ -68,6 +70,39 @@ def test_help_answers_in_under_a_second_without_torch(words: list[str]) -> None:
 )
 def test_help_keeps_the_stars_of_a_pattern(words: list[str], pattern: str) -> None:
     assert pattern in gradshare(*words, "--help").stdout
+
+
+def test_ctrl_c_while_the_command_is_still_loading() -> None:
+    code = "import builtins, os, signal, time\nfrom gradshare.__main__ import main\nload = builtins.__import__\n"
+    code += (
+        "def slow(name, *rest):\n    if name == 'gradshare.cli': os.kill(os.getpid(), signal.SIGINT); time.sleep(5)\n"
+    )
+    code += "    return load(name, *rest)\nbuiltins.__import__ = slow\nmain()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
+    assert (result.returncode, result.stderr) == (3, "gradshare: stopped; nothing was begun\n")
+
+
+def test_ctrl_c_while_grid_list_times_the_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def asked_to_stop(*_: object) -> None:
+        raise Interrupted(Path("a temporary folder"), "between iterations")
+
+    monkeypatch.setattr(estimate, "run", asked_to_stop)
+    monkeypatch.setattr(sys, "argv", ["gradshare", "grid", "list", "cub-1shot-1task-maml"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 3
+    assert capsys.readouterr().err.endswith("gradshare: stopped; to go on: gradshare grid list cub-1shot-1task-maml\n")
+
+
+def test_the_arms_of_a_comparison(blobs: Path, tmp_path: Path) -> None:
+    options = ["--dataset", blobs, *SMALL, "--epochs", 1, "--iterations", 1, "--out", tmp_path / "arms"]
+    assert "say --arms in place of --arm" in gradshare("compare", *options, "--arm", "original", code=2).stderr
+    assert "at least one to --arms" in gradshare("compare", *options, "--arms", code=2).stderr
+    said = gradshare("compare", *options, "--arms", "original", "gate-only", "--jobs", 2).stdout
+    assert said.startswith("2 arms at a time, each on the CPU, ")
+    assert sorted(path.parent.name for path in (tmp_path / "arms").glob("*/config.json")) == ["gate-only", "original"]
 
 
 def test_train_kill_resume_test(blobs: Path, tmp_path: Path) -> None:

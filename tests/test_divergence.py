@@ -329,7 +329,7 @@ def test_a_saturated_gate_is_told_once_and_marked(
 
 @pytest.mark.parametrize("gate, value, meaning", [
     ("m", 0.99, "overwrites the memory"), ("m", 0.01, "nothing new"),
-    ("lam", 0.995, "own gradient is left"), ("lam", 0.0, "nothing is shared"),
+    ("lam", 0.995, "own gradient is left"), ("lam", 0.0, "own gradient as it is"),
 ])  # fmt: skip
 def test_what_a_saturated_gate_means(gate: str, value: float, meaning: str) -> None:
     other = "lam" if gate == "m" else "m"
@@ -389,7 +389,7 @@ def test_a_cell_that_diverges_is_a_result(blobs: Path, tmp_path: Path) -> None:
     gradshare("grid", "run", sound, *words, "--out", tmp_path)
     output = gradshare("grid", "run", wild, *words, *WILD, "--out", tmp_path).stdout
     assert f"{wild}/seed-0: diverged and was stopped: the " in output
-    assert "1 cells: 1 diverged" in output
+    assert "1 cell: 1 diverged" in output
     again = gradshare("grid", "run", wild, *words, *WILD, "--out", tmp_path).stdout
     assert "0 of 1 cells to train" in again
     status = gradshare("grid", "status", tmp_path, COLUMNS="200").stdout

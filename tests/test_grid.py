@@ -117,9 +117,9 @@ def test_a_stopped_grid_goes_on(blobs: Path, whole: Path, tmp_path: Path, stop: 
         assert process.returncode == 3 and "Traceback" not in message
         assert f"to go on: gradshare grid run {MAML}" in message
     assert not (folder / "DONE").exists()
-    assert "1 cells: 1 stopped" in gradshare("grid", "status", tmp_path, **WIDE).stdout
+    assert "1 cell: 1 stopped" in gradshare("grid", "status", tmp_path, **WIDE).stdout
     result = gradshare(*words)
-    assert "1 cells: 1 done" in result.stdout and "epoch 1/3" not in result.stdout
+    assert "1 cell: 1 done" in result.stdout and "epoch 1/3" not in result.stdout
     assert (folder / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
     assert (folder / "summary.json").read_bytes() == (whole / "summary.json").read_bytes()
 
@@ -168,9 +168,9 @@ def test_cells_go_on_for_more_epochs(blobs: Path, whole: Path, tmp_path: Path) -
     assert "0 of 1 cells to train" in gradshare(*words).stdout
     words.remove("--epochs")
     words.remove(3)
-    assert "was begun with epochs = 3, not 150" in gradshare(*words, code=2).stderr
+    assert "has 3 epochs, not 150; give --epochs with as many, or more" in gradshare(*words, code=2).stderr
     fewer = gradshare("grid", "run", MAML, *tiny(blobs, 2, 25), "--out", tmp_path, code=2).stderr
-    assert "was begun with epochs = 3, not 2" in fewer
+    assert "has 3 epochs, not 2" in fewer
 
 
 def test_the_report_of_a_grid_compares_like_with_like(blobs: Path, tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_begun_cell_keeps_what_it_settled(blobs: Path, tmp_path: Path) -> None
         taken_up(replace(cell.config, threads=2), cell.folder)
     longer = replace(cell.config, epochs=5)
     assert taken_up(longer, cell.folder, longer=True).epochs == 5
-    with pytest.raises(gs.UserError, match="was begun with epochs = 1, not 5"):
+    with pytest.raises(gs.UserError, match="has 1 epochs, not 5"):
         taken_up(longer, cell.folder)
 
 

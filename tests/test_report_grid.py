@@ -21,7 +21,7 @@ from gradshare.reports.against import T_975, spread
 from gradshare.reports.description import training_command
 from gradshare.reports.experiments import group
 from gradshare.reports.formats import csv_experiments, latex, latex_text, markdown
-from gradshare.reports.headline import headline, key_figures, unfinished
+from gradshare.reports.headline import headline, key_figures, unfinished, verdict_text
 from gradshare.reports.hover import hover
 from gradshare.reports.paper import TABLE, departures, experiment_of, paper_cell
 from gradshare.reports.run_tables import threshold_table
@@ -298,6 +298,40 @@ def test_one_comparison_in_a_sentence(tmp_path: Path) -> None:
     assert [figure.value for figure in key_figures(comparison)] == ["50.0 ± 1.0 %", "+10.0 points", "0 %", "epoch 1"]
 
 
+def test_a_lead_that_turns_is_told_as_one(tmp_path: Path) -> None:
+    for data in ("cub", "mini"):
+        make_run(tmp_path / data / "original", "original", [0.4, 0.5], dataset=data)
+        make_run(tmp_path / data / "shared", "shared", [0.6, 0.3], dataset=data)
+    make_run(tmp_path / "cub" / "half-rate", "half-rate", [0.5, 0.5], dataset="cub", inner_lr=0.2)
+    comparison = compared(tmp_path)
+    assert headline(comparison) == (
+        "With sharing, the validation curve is ahead in some epochs and behind in others in all 2 experiments. Controls"
+        " were trained in 1 of 2 experiments: see there what a gain comes from."
+    )
+    told = verdict_text(comparison["experiments"][0], comparison)
+    assert told.startswith("ahead in some epochs, behind in others, ")
+
+
+def test_one_speed_up_is_no_median(tmp_path: Path) -> None:
+    for data, epochs in (("cub", 3), ("mini", 2)):
+        make_run(tmp_path / data / "original", "original", [0.4, 0.5, 0.6], dataset=data)
+        make_run(tmp_path / data / "shared", "shared", [0.4, 0.6, 0.5][:epochs], dataset=data)
+    told = key_figures(compared(tmp_path))[2]
+    assert (told.value, told.label) == ("+50 %", "speed-up, in 1 of 2 experiments")
+
+
+def test_a_store_that_is_not_the_data_sets_own_is_named(tmp_path: Path) -> None:
+    for data, method in (("cub", "maml"), ("cub-resize", "mamlpp")):
+        for arm in ("original", "shared"):
+            options = {**PAPER, "dataset": data, "method": method}
+            make_run(tmp_path / method / arm, arm, [0.4, 0.5], test=outcome(0.5, 0.5), **options)
+    runs = find_runs(tmp_path)
+    titles = [axes.get_title(loc="left") for axes in drawn(curves(runs)).figure.axes]
+    assert titles == ["MAML/5, 5-way 5-shot", "MAML++/5, 5-way 5-shot, cub-resize"]
+    (table,) = accuracy_tables(compare_runs(runs))
+    assert "MAML++/5 from the store cub-resize." in table.note and "MAML/5 from" not in table.note
+
+
 def test_many_experiments_in_a_sentence(tmp_path: Path) -> None:
     for data, lead in (("cub", 0.1), ("mini", 0.0), ("glyphs", -0.1)):
         make_run(tmp_path / data / "original", "original", [0.4, 0.5], dataset=data, test=outcome(0.5, 0.5))
@@ -306,8 +340,8 @@ def test_many_experiments_in_a_sentence(tmp_path: Path) -> None:
     comparison = compared(tmp_path)
     assert headline(comparison) == (
         "With sharing, the validation curve is ahead of the original's in 1 of 3 experiments, behind the original's in"
-        " 1 and neither in 1. At test it is better with intervals apart in 1 of 3 experiments, worse with intervals"
-        " apart in 1 and not apart in 1."
+        " 1 and neither ahead nor behind in 1. At test it is better with intervals apart in 1 of 3 experiments, worse"
+        " with intervals apart in 1 and not apart in 1. No controls were trained, so what a gain comes from is open."
     )
     assert key_figures(comparison)[0].value == "1 of 3"
 

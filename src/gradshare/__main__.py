@@ -1,3 +1,15 @@
-from gradshare.cli import main
+"""The command, also as python -m gradshare. Ctrl-C while it is still loading ends it as tidily as later."""
 
-main()
+from __future__ import annotations
+
+from gradshare.waiting import stoppable
+
+
+def main() -> None:
+    with stoppable("nothing was begun"):
+        from gradshare.cli import main as command
+    command()
+
+
+if __name__ == "__main__":
+    main()

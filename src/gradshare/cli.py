@@ -18,8 +18,8 @@ from gradshare.cli_bench import bench
 from gradshare.cli_data import data_app
 from gradshare.cli_export import export
 from gradshare.cli_grid import grid_app
-from gradshare.cli_options import Given, Options
-from gradshare.config import Arm, RunConfig, read_config, run_config
+from gradshare.cli_options import Arms, Given, Options
+from gradshare.config import RunConfig, read_config, run_config
 from gradshare.errors import TOO_LITTLE_MEMORY, UserError, out_of_memory, say_warnings_plainly
 from gradshare.limits import MOST_SEED, check_range, printable
 from gradshare.presets import CONTROLS
@@ -47,7 +47,7 @@ def compare(
     preset: str | None = None,
     out: Path = Path("runs/compare"),
     controls: bool = False,
-    arms: tuple[Arm, ...] = ("original", "shared"),
+    arms: Arms = ("original", "shared"),
     jobs: int = 0,
 ) -> None:
     """Train a method with and without sharing on the same tasks; then table, plots and report.
@@ -69,15 +69,22 @@ def compare(
     from gradshare.data.dataset import load_dataset
     from gradshare.display import screen
     from gradshare.runs import setting, settle
+    from gradshare.workers import side_by_side
 
     check_range("jobs", jobs, 0)
     if "RANK" in os.environ:
         raise UserError("compare starts its own processes; torchrun is for train")
+    if "arm" in options.given:
+        raise UserError("in a comparison, say --arms in place of --arm")
     config = options.over(preset and preset.partition("~")[0])  # a control's options are its own
     chosen = list(dict.fromkeys([*arms, *(CONTROLS if controls else ())]))
+    if not chosen:
+        raise UserError("there is no comparison without an arm: give at least one to --arms")
     with bar("building the data set, once", "classes") as progress:  # once, before several processes want it
         load_dataset(config.dataset, config.pixels, progress)
-    print(setting(settle(config)), flush=True)
+    at_a_time, threads = side_by_side(jobs, len(chosen), settle(config).device)
+    each = "" if at_a_time == 1 else f"{at_a_time} arms at a time, each "
+    print(each + setting(settle(replace(config, threads=config.threads or threads))), flush=True)
     with says_how_to_go_on(_command()), screen(config) as shown:
         diverged = comparison.compare(config, chosen, out, jobs, shown, longer="epochs" in options.given)
     _show_report(reports.write_report(out, command=_command()), out)

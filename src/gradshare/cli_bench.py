@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
 
 from gradshare.bench.cases import (
     PAPER,
@@ -25,19 +27,20 @@ from gradshare.limits import check_range
 from gradshare.outputs import check_output
 from gradshare.waiting import bar, stoppable
 
+SEVERAL = Parameter(consume_multiple=True, negative=())
 RESULTS = b'{\n "version"'  # how such a file begins
 
 
 def bench(
     *,
-    shape: tuple[ShapeName, ...] = (),
-    methods: tuple[Method, ...] = ("maml", "metasgd", "mamlpp"),
-    arms: tuple[Arm, ...] = ("original", "shared"),
-    engines: tuple[Engine, ...] = (),
-    precisions: tuple[Precision, ...] = (),
+    shape: Annotated[tuple[ShapeName, ...], SEVERAL] = (),
+    methods: Annotated[tuple[Method, ...], SEVERAL] = ("maml", "metasgd", "mamlpp"),
+    arms: Annotated[tuple[Arm, ...], SEVERAL] = ("original", "shared"),
+    engines: Annotated[tuple[Engine, ...], SEVERAL] = (),
+    precisions: Annotated[tuple[Precision, ...], SEVERAL] = (),
     rivals: bool | None = None,
     sweep: SweepName | None = None,
-    values: tuple[int, ...] = (),
+    values: Annotated[tuple[int, ...], SEVERAL] = (),
     iterations: int | None = None,
     eval_tasks: int = 0,
     tasks: int | None = None,
@@ -53,7 +56,7 @@ def bench(
     """Time whole meta-iterations on random images, beside the libraries higher and TorchOpt where they are installed.
 
     Drawing the tasks, inner loop, outer gradient and Adam are all in. The table also shows operations, bytes, and how
-    near the time is to what the machine could do at best. Options that take several values are given once for each.
+    near the time is to what the machine could do at best.
 
     Parameters
     ----------

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter, default_name_transform
 
-from gradshare.cli_options import Given
+from gradshare.cli_options import Arms, Given
 from gradshare.config import Arm, RunConfig, taken_up
 from gradshare.errors import UserError
 from gradshare.limits import MOST, MOST_SEED, check_range
@@ -34,7 +34,6 @@ def _option(field: str) -> str:
 
 
 Options = Annotated[Given, Parameter(name="*", show_default=False, name_transform=_option)]
-Arms = Annotated[tuple[Arm, ...], Parameter(consume_multiple=True, negative=())]
 Seeds = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=())]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 
 from cyclopts import Parameter
 
-from gradshare.config import RunConfig
+from gradshare.config import Arm, RunConfig
 from gradshare.presets import preset
 
 
@@ -33,3 +33,4 @@ class Given(RunConfig):
 
 
 Options = Annotated[Given, Parameter(name="*")]
+Arms = Annotated[tuple[Arm, ...], Parameter(consume_multiple=True, negative=())]

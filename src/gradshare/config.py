@@ -227,7 +227,9 @@ def taken_up(config: RunConfig, folder: Path, longer: bool = False) -> RunConfig
     for name, value in asdict(config).items():
         if name not in left_open and value != stored[name]:
             raise UserError(
-                f"the run in {folder} was begun with {name} = {stored[name]!r}, not {value!r};"
+                f"the run in {folder} has {stored[name]} epochs, not {value}; give --epochs with as many, or more"
+                if name == "epochs"
+                else f"the run in {folder} was begun with {name} = {stored[name]!r}, not {value!r};"
                 " give the same options as then, or choose another folder"
             )
     return RunConfig(**stored)

@@ -151,7 +151,7 @@ MEANINGS = {
     ("m", True): "the batch at hand overwrites the memory",
     ("m", False): "the memory takes in nothing new",
     ("lam", True): "next to nothing of a task's own gradient is left",
-    ("lam", False): "next to nothing is shared",
+    ("lam", False): "a task takes its own gradient as it is",
 }
 
 

@@ -43,7 +43,7 @@ def open_folder(
     """
     begun = (folder / "config.json").exists()
     if begun and resume is False:
-        raise UserError(f"{folder} already holds a run; resume it, or choose another folder")
+        raise UserError(f"{folder} already holds a run: go on with it (train --resume), or choose another folder")
     if begun or resume:
         return _find(folder, config, longer, rate_falls)
     if folder.exists() and not folder.is_dir():

@@ -101,7 +101,7 @@ def train(
     if engine == "auto":
         engine = "graph" if torch.device(device).type == "cuda" and group.size == 1 else "eager"
     if engine == "graph" and torch.device(device).type != "cuda":
-        raise UserError("a CUDA graph needs a GPU: use engine='eager' on a CPU")
+        raise UserError("a CUDA graph needs a GPU: on a CPU the engine is eager")
     if engine == "graph" and group.size > 1:
         raise UserError(f"a CUDA graph is recorded by one process, not {group.size}: use engine='eager'")
     group.share(training.tasks)  # refuses more processes than tasks

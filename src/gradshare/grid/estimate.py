@@ -23,6 +23,7 @@ import torch
 from gradshare.config import RECIPES, RunConfig
 from gradshare.data.dataset import Dataset
 from gradshare.data.store import ClassEntry, Index
+from gradshare.interruption import AtOnce, Interrupted
 from gradshare.runs import run, settle
 
 BUDGET = 10.0  # seconds
@@ -138,7 +139,10 @@ def _time(shape: RunConfig, image: Image) -> Timing:
         shape = replace(shape, iterations=21, val_tasks=50, eval_batch=25)
     stopwatch = Stopwatch()
     with tempfile.TemporaryDirectory() as folder:
-        run(shape, Path(folder) / "run", False, stopwatch, _random(shape, image))
+        try:
+            run(shape, Path(folder) / "run", False, stopwatch, _random(shape, image))
+        except Interrupted:  # there is nothing to go on with
+            raise AtOnce from None
     return stopwatch.timing()
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 from gradshare.display import summary_of
 from gradshare.grid.cells import Cell, Condition, State, read_state
 from gradshare.limits import printable
+from gradshare.reports.wording import count
 from gradshare.reports.wording import seconds as in_words
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def status_table(states: Sequence[tuple[Cell, State]], only: Sequence[Condition]
 def counted(states: Iterable[State]) -> str:
     """How many cells are in which state, in words."""
     counts = Counter(state.condition for state in states)
-    return f"{counts.total()} cells: {', '.join(f'{count} {condition}' for condition, count in counts.items())}"
+    each = ", ".join(f"{number} {condition}" for condition, number in counts.items())
+    return f"{count(counts.total(), 'cell')}: {each}"
 
 
 def _row(cell: Cell, state: State) -> list[str]:

@@ -27,7 +27,9 @@ def _level(versus: dict[str, Any]) -> str:
         return f"It ends behind {sharing}, with bands apart{beyond}." if versus["final_bands"] else ""
     if versus["epochs_apart_worse"]:
         return f"From epoch {since} on it does as well as {sharing}: the bands overlap, or its own is better{beyond}."
-    return f"It does as well as {sharing}: in no epoch does its band lie entirely on the worse side{beyond}."
+    if above:
+        return f"It is ahead of {sharing}: in {count(above, 'epoch')} with bands apart, and behind in none that way."
+    return f"It does as well as {sharing}: in no epoch does its band lie entirely on the worse side."
 
 
 def _share(arm: dict[str, Any], sharing: dict[str, Any], measure: Measure) -> str:

@@ -114,8 +114,18 @@ def _training(runs: list[Run]) -> str:
         ("epochs", "{} epochs"),
         ("seed", "seed {}"),
     ]
-    told = [words.format(listed(values(runs, key), "or")) for key, words in phrases if values(runs, key)]
+    told = [
+        words.format(listed(sorted(found, key=_number), "or")) for key, words in phrases if (found := values(runs, key))
+    ]
     return f"Training: {', '.join(told)}." if told else ""
+
+
+def _number(text: str) -> float:
+    """What a text says as a number, to sort by; 0 for one that is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
 
 
 def _reading(runs: list[Run]) -> str:

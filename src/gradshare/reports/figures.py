@@ -18,6 +18,7 @@ from gradshare.reports.against import best_index
 from gradshare.reports.experiments import Experiment, Repeats, Setting, group, rank, value_text
 from gradshare.reports.hover import Curve, Drawing, Panel, curve
 from gradshare.reports.legends import legend_label, seeds_label, shortened, visible
+from gradshare.reports.paper import DATA
 from gradshare.reports.runs import Floats, Ints, Run, common_measure
 from gradshare.reports.wording import GATE_LAM, GATE_M, MINUS
 
@@ -154,7 +155,11 @@ def _panels(experiments: list[Experiment], lines: int) -> tuple[Figure, list[Axe
             box = (left / width, bottom / height, (wide - LEFT - RIGHT) / width, high / height)
             places.append(figure.add_axes(box))
             if not alone:
-                title = visible(f"{one.setting.row}, {one.setting.shape}")
+                store = value_text(
+                    one.setting.dataset
+                )  # a figure is of one data set of the paper, in any of its stores
+                other = "" if DATA.get(store, store) == store else f", {store}"
+                title = visible(f"{one.setting.row}, {one.setting.shape}{other}")
                 places[-1].set_title(title, fontsize=10, loc="left")
         top -= ABOVE + high + room
     return figure, places

@@ -96,7 +96,10 @@ def _in_full(name: str, comparison: Comparison) -> str:
 def _state(arm: dict[str, Any]) -> str:
     planned = f" of {arm['planned_epochs']}" if arm["planned_epochs"] else ""
     kind = STATES.get(arm["state"], "not begun")
-    unfinished = "" if arm["finished"] else f"This run is {kind}: {arm['epochs']}{planned} epochs so far."
+    far = f"{arm['epochs']}{planned} epochs so far"
+    if arm["epochs"] and arm["epochs"] == arm["planned_epochs"]:
+        far = "all its epochs are trained, and it has not been tested"
+    unfinished = "" if arm["finished"] else f"This run is {kind}: {far}."
     how = "diverged" if arm["state"] == "diverged" else "failed"
     failed = f"It {how}: {arm['reason'].rstrip('.')}." if arm["reason"] and not arm["finished"] else ""
     lost = arm["epochs_without_value"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any, NamedTuple
 
+from gradshare.presets import CONTROLS
 from gradshare.reports.accounting import part
 from gradshare.reports.compare import Comparison, result_of
 from gradshare.reports.wording import (
@@ -56,7 +57,7 @@ def headline(comparison: Comparison) -> str:
     """What came out, in a sentence or two."""
     found = pairs(comparison)
     if len(found) > 1:
-        return _several(found, comparison["measure"])
+        return _several(found, comparison)
     return _one(found[0], comparison) if found else _unpaired(comparison)
 
 
@@ -65,7 +66,8 @@ def verdict_text(experiment: dict[str, Any], comparison: Comparison) -> str:
     for pair in pairs(comparison):
         if pair.experiment is experiment:
             unit = " points" if comparison["measure"] == "accuracy" else ""
-            return f"{pair.verdict}, {signed(pair.shared['mean_difference']['mean'], comparison['measure'])}{unit}"
+            lead = signed(pair.shared["mean_difference"]["mean"], comparison["measure"])
+            return f"{_both_ways(pair, comparison) or pair.verdict}, {lead}{unit}"
     return ""
 
 
@@ -89,12 +91,25 @@ def key_figures(comparison: Comparison) -> list[KeyFigure]:
     return [
         KeyFigure(f"{len(ahead)} of {len(found)}", "experiments with sharing ahead", "validation curves, bands apart"),
         KeyFigure(signed(median(leads), measure) + unit, "mean lead, the median experiment", _range(leads, measure)),
-        KeyFigure(
-            percent(median(speeds)) if speeds else "–",
-            "speed-up, the median experiment",
-            f"by the paper's formula; {percent(min(speeds))} to {percent(max(speeds))}" if speeds else "",
-        ),
+        _speed_figure(speeds, len(found)),
     ]
+
+
+def _speed_figure(speeds: list[float], pairs: int) -> KeyFigure:
+    """By the paper's formula, which says something where both arms trained equally long."""
+    if len(speeds) == 1:
+        return KeyFigure(
+            percent(speeds[0]), f"speed-up, in 1 of {pairs} experiments", "the one equally long; by the paper's formula"
+        )
+    ends = f"by the paper's formula; {percent(min(speeds))} to {percent(max(speeds))}" if speeds else ""
+    return KeyFigure(percent(median(speeds)) if speeds else "–", "speed-up, the median experiment", ends)
+
+
+def _both_ways(pair: Pair, comparison: Comparison) -> str:
+    """For a pair that is ahead in some epochs and behind in others, bands apart; "" otherwise."""
+    versus = [comparison["arms"][name]["against_original"] for name in pair.shared["counted"]]
+    crossed = all(one and one["epochs_apart_better"] and one["epochs_apart_worse"] for one in versus)
+    return "ahead in some epochs, behind in others" if versus and crossed else ""
 
 
 def _verdicts(repeats: dict[str, Any], comparison: Comparison) -> list[str]:
@@ -143,14 +158,28 @@ def _controls(pair: Pair, comparison: Comparison) -> str:
     return f"{told[0].upper()}{told[1:]} of that gain is there with {source} alone ({best[1]})."
 
 
-def _several(found: list[Pair], measure: Measure) -> str:
-    curves = {"ahead": "ahead of the original's", "behind": "behind the original's", "level": "neither"}
-    told = _counted([pair.verdict for pair in found], curves)
+def _several(found: list[Pair], comparison: Comparison) -> str:
+    measure = comparison["measure"]
+    curves = {
+        "ahead": "ahead of the original's",
+        "behind": "behind the original's",
+        "both": "ahead in some epochs and behind in others",
+        "level": "neither ahead nor behind",
+    }
+    told = _counted(["both" if _both_ways(pair, comparison) else pair.verdict for pair in found], curves)
     tests = [_apart(pair, measure) for pair in found if pair.original["test"] and pair.shared["test"]]
     tested = _counted(tests, {1: "better with intervals apart", -1: "worse with intervals apart", 0: "not apart"})
     at_test = f" At test it is {tested}." if tests else ""
     start = "With sharing" if all(pair.done for pair in found) else "So far, with sharing"
-    return f"{start}, the validation curve is {told}.{at_test}"
+    return f"{start}, the validation curve is {told}.{at_test} {_controlled(found)}"
+
+
+def _controlled(found: list[Pair]) -> str:
+    """In how many experiments there are controls, without which it is open what a gain comes from."""
+    with_controls = sum(any(one["arm"] in CONTROLS for one in pair.experiment["repeats"]) for pair in found)
+    if not with_controls:
+        return "No controls were trained, so what a gain comes from is open."
+    return f"Controls were trained in {with_controls} of {len(found)} experiments: see there what a gain comes from."
 
 
 def _counted(kinds: list[Any], words: dict[Any, str]) -> str:

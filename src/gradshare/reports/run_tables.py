@@ -113,6 +113,7 @@ def threshold_table(experiment: dict[str, Any], measure: Measure) -> Table:
     note = (
         "The first epoch at or beyond the value, with the training time until its end; a dash: not reached. The values"
         " are three to five round ones between the worst first epoch and the best epoch of any run here."
+        f" {wording.CLOCK}"
     )
     if any(len(one["runs"]) > 1 for one in experiment["repeats"]):
         note += " Of several seeds the mean of those that reached it, and in parentheses how many did where not all."

@@ -21,7 +21,7 @@ SPEED_NOTE = (
     " epochs. More robust: how much sooner it reached the hardest round value that both reached, (the original's"
     " epoch or training time − the arm's) / the arm's; and the area between the curves, arm minus original, summed over"
     " the common epochs. Each run against the original of its own seed; of several seeds the mean, ± a 95 % interval"
-    " over seeds."
+    f" over seeds. {wording.CLOCK}"
 )
 
 
@@ -64,13 +64,18 @@ def _accuracy_table(title: str, members: list[dict[str, Any]], comparison: Compa
         for row in rows
     ]
     note = "Method/tasks a batch. Test: the ensemble of the best epochs where there is one, else the best epoch."
+    other = [f"{row} from the store {_store(one)}" for (row, name), one in places.items() if _store(one) != name]
+    note += f" {wording.listed(other)}." if other else ""
     papers = any(experiment["paper"] for experiment in members)
     return Table(title, ["Method/tasks", *columns], cells, f"{note} {PAPER_NOTE}" if papers else note)
 
 
 def _data(experiment: dict[str, Any]) -> str:
-    name = value_text(experiment["setting"]["dataset"])
-    return DATA.get(name, name)
+    return DATA.get(_store(experiment), _store(experiment))
+
+
+def _store(experiment: dict[str, Any]) -> str:
+    return value_text(experiment["setting"]["dataset"])
 
 
 def _pair_cells(experiment: dict[str, Any], comparison: Comparison) -> list[Cell]:

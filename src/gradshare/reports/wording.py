@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 Measure = Literal["accuracy", "loss"]
 
 ABSENT, MINUS = "\u2013", "\u2212"
+CLOCK = "Seconds are clock times: where several runs shared a machine, they also say how busy it was."
 GATE_M, GATE_LAM = "\u03c3(m)", "\u03c3(\u03bb)"  # sigma(m), sigma(lambda), as in the paper
 METHODS = {
     "maml": "MAML",
