@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Callable
 from typing import Any, Literal, NoReturn, Protocol
 
@@ -12,6 +14,7 @@ from gradshare.config import RECIPES
 from gradshare.errors import UserError
 from gradshare.inner import InnerRule, chain, rate_per_element, rate_per_tensor_and_step, scale, stop_gradient
 from gradshare.learner import LOSSES, Learner, Loss
+from gradshare.limits import check_range, shown
 
 
 class FirstLink(Protocol):
@@ -43,7 +46,7 @@ def maml(
         >>> gs.maml(gs.Conv4(), inner_lr=0.1, steps=5, sharing=gs.GradientSharing()).steps
         5
     """
-    return _learner(model, _links(sharing, scale(inner_lr)), steps, loss, _body_and_head(model, adapt_norm))
+    return _learner(model, _links(sharing, scale, inner_lr), steps, loss, _body_and_head(model, adapt_norm))
 
 
 def first_order_maml(
@@ -55,7 +58,7 @@ def first_order_maml(
     adapt_norm: bool = False,
 ) -> Learner:
     """MAML with the task gradients as constants (Finn et al., 2017, 5.2). Arguments as `maml`."""
-    links = [stop_gradient(), *_links(sharing, scale(inner_lr))]
+    links = [stop_gradient(), *_links(sharing, scale, inner_lr)]
     return _learner(model, links, steps, loss, _body_and_head(model, adapt_norm))
 
 
@@ -68,7 +71,7 @@ def meta_sgd(
     adapt_norm: bool = False,
 ) -> Learner:
     """Meta-SGD (Li et al., 2017): a learned rate per weight, all starting at `inner_lr`. Arguments as `maml`."""
-    return _learner(model, _links(sharing, rate_per_element(inner_lr)), steps, loss, _body_and_head(model, adapt_norm))
+    return _learner(model, _links(sharing, rate_per_element, inner_lr), steps, loss, _body_and_head(model, adapt_norm))
 
 
 def anil(
@@ -84,7 +87,7 @@ def anil(
     Args:
         head: name of the submodule to adapt; None is the module that owns the last parameter.
     """
-    return _learner(model, _links(sharing, scale(inner_lr)), steps, loss, _only(model, head))
+    return _learner(model, _links(sharing, scale, inner_lr), steps, loss, _only(model, head))
 
 
 def maml_plus_plus(
@@ -121,10 +124,12 @@ def maml_plus_plus(
         "final_outer_rate": final_outer_rate,
     }
     plan = RECIPES[recipe]._replace(**{name: value for name, value in given.items() if value is not None})
+    for name, value in plan._asdict().items():
+        check_range(name, value, 0)
     if per_step_norm and adapt_norm:
         raise UserError("batch norm is either adapted (adapt_norm) or has a value per step (per_step_norm), not both")
     names = _norm_names(model) if per_step_norm or (per_step_norm is None and not adapt_norm) else ()
-    links = _links(sharing, rate_per_tensor_and_step(inner_lr))
+    links = _links(sharing, rate_per_tensor_and_step, inner_lr)
     first_order, second_order = chain(stop_gradient(), *links), chain(*links)
 
     def schedule(epoch: int) -> dict[str, object]:
@@ -156,20 +161,32 @@ def multi_step_weights(epoch: int, steps: int, epochs: int) -> tuple[float, ...]
     return (early,) * (steps - 1) + (1 - early * (steps - 1),)
 
 
-def _links(sharing: FirstLink | None, rate: InnerRule) -> list[InnerRule]:
-    return [rate] if sharing is None else [sharing.rule(), rate]
+def _links(sharing: FirstLink | None, rate: Callable[[float], InnerRule], inner_lr: float) -> list[InnerRule]:
+    try:
+        start = math.nan if isinstance(inner_lr, str) else float(inner_lr)
+    except (TypeError, ValueError, RuntimeError):  # the last: a tensor of several numbers
+        start = math.nan
+    if not 0 <= start < math.inf:
+        raise UserError(f"inner_lr is {shown(inner_lr)}; it must be a finite number, and not below 0")
+    if isinstance(sharing, type) or (not hasattr(sharing, "rule") and sharing is not None):
+        raise UserError(
+            f"sharing is gs.GradientSharing(), a control such as gs.GateOnly(), or None, not {shown(sharing)}"
+        )
+    return [rate(start)] if sharing is None else [sharing.rule(), rate(start)]
 
 
 def _learner(
     model: nn.Module, links: list[InnerRule], steps: int, loss: Loss, adapted: tuple[str, ...], **more: Any
 ) -> Learner:
+    if not isinstance(steps, numbers.Integral):
+        raise UserError(f"steps is a whole number, not {shown(steps)}")
     if steps < 1:
         raise UserError(f"an inner loop has at least one step, not {steps}")
-    if isinstance(loss, str) and loss not in LOSSES:
+    if not callable(loss) and loss not in LOSSES:
         _unknown("loss", loss, LOSSES)
     if not adapted:
         raise UserError("the model has no weight to adapt: none requires a gradient")
-    return Learner(tasked.prepare(model), chain(*links), steps, loss, adapted, **more)
+    return Learner(tasked.prepare(model), chain(*links), int(steps), loss, adapted, **more)
 
 
 def _unknown(what: str, value: str, known: Any) -> NoReturn:
@@ -177,12 +194,15 @@ def _unknown(what: str, value: str, known: Any) -> NoReturn:
 
 
 def _trainable(model: nn.Module, keep: Callable[[str], bool]) -> tuple[str, ...]:
+    if not isinstance(model, nn.Module):
+        raise UserError(f"the model is a torch.nn.Module, not {shown(model)}")
     return tuple(name for name, p in model.named_parameters() if p.requires_grad and keep(name))
 
 
 def _norm_names(model: nn.Module) -> tuple[str, ...]:
+    names = _trainable(model, lambda name: True)
     norms = [name for name, layer in model.named_modules() if isinstance(layer, tasked.BATCH_NORMS)]
-    return _trainable(model, lambda name: name.rpartition(".")[0] in norms)
+    return tuple(name for name in names if name.rpartition(".")[0] in norms)
 
 
 def _body_and_head(model: nn.Module, adapt_norm: bool) -> tuple[str, ...]:

@@ -100,7 +100,7 @@ def load(path: Path, run: str = "") -> tuple[Progress, dict[str, Tensor]]:
             raise ValueError(f"it holds version {version} of {progress.name}, with the metrics of epochs {epochs}")
         if run and progress.run not in ("", run):
             raise ValueError("it is of a run with other options than config.json has")
-        return progress, safetensors.load(tensors)
+        return progress, dict(sorted(safetensors.load(tensors).items()))  # whose own order changes
     except Newer:
         raise
     except PermissionError as error:

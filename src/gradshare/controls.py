@@ -12,7 +12,16 @@ from dataclasses import dataclass
 import torch
 
 from gradshare.inner import InnerRule, SumTasks, Tree, Update, Weights, sum_of_tasks, without_memory
-from gradshare.sharing import NormScope, finite_part, mix, normalised, recall_shared, remember_shared, start_sharing
+from gradshare.sharing import (
+    NormScope,
+    check_norm,
+    finite_part,
+    mix,
+    normalised,
+    recall_shared,
+    remember_shared,
+    start_sharing,
+)
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,9 @@ class BatchOnly:
 
     norm: NormScope = "global"
 
+    def __post_init__(self) -> None:
+        check_norm(self.norm)
+
     def rule(self) -> InnerRule:
         def meeting(sum_tasks: SumTasks) -> Update:
             def together(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, Weights]:
@@ -73,6 +85,9 @@ class MemoryOnly:
     """
 
     norm: NormScope = "global"
+
+    def __post_init__(self) -> None:
+        check_norm(self.norm)
 
     def rule(self) -> InnerRule:
         def meeting(sum_tasks: SumTasks) -> Update:

@@ -40,12 +40,38 @@ def conv(
     return _Conv.apply(x, w, b, geometry)
 
 
+def plain_strides(x: Tensor) -> Tensor:
+    """The same tensor, with the usual strides where a dimension of size one has others.
+
+    Those strides are never used, but some of PyTorch's kernels look at them, and give wrong values.
+    """
+    if 1 not in x.shape:
+        return x
+    order = list(range(x.dim()))
+    if not x.is_contiguous():
+        if x.dim() != 4 or not x.is_contiguous(memory_format=torch.channels_last):
+            return x
+        order = [0, 2, 3, 1]
+    strides, step = [0] * x.dim(), 1
+    for dimension in reversed(order):
+        strides[dimension] = step
+        step *= x.shape[dimension]
+    return x.as_strided(x.shape, strides)
+
+
+def conv_backward(g: Tensor, x: Tensor, w: Tensor, geometry: Geometry, wanted: list[bool]) -> tuple[Tensor, ...]:
+    """The gradients towards images, filters and bias, by PyTorch's kernels."""
+    if len(w) == 1:  # one filter: in float64 PyTorch refuses channels last
+        g, x, w = g.contiguous(), x.contiguous(), w.contiguous()
+    return aten.convolution_backward(plain_strides(g), plain_strides(x), plain_strides(w), None, *geometry, wanted)
+
+
 class _Conv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
         ctx.save_for_backward(x, w)
         ctx.geometry = geometry
-        return aten.convolution(x, w, b, *geometry)
+        return aten.convolution(plain_strides(x), plain_strides(w), b, *geometry)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -69,7 +95,7 @@ class _TowardsBoth(torch.autograd.Function):
         ctx.save_for_backward(g, x, w)
         ctx.geometry = geometry
         ctx.set_materialize_grads(False)
-        images, filters, _ = aten.convolution_backward(g, x, w, None, *geometry, [True, True, False])
+        images, filters, _ = conv_backward(g, x, w, geometry, [True, True, False])
         return images, filters
 
     @staticmethod
@@ -112,7 +138,7 @@ class _TowardsImages(torch.autograd.Function):
     def forward(ctx: Any, g: Tensor, w: Tensor, x: Tensor, geometry: Geometry) -> Tensor:  # x: its shape only
         ctx.save_for_backward(g, w)
         ctx.geometry = geometry
-        return aten.convolution_backward(g, x, w, None, *geometry, [True, False, False])[0]
+        return conv_backward(g, x, w, geometry, [True, False, False])[0]
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
@@ -126,7 +152,7 @@ class _TowardsFilters(torch.autograd.Function):
     def forward(ctx: Any, g: Tensor, x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:  # w: its shape only
         ctx.save_for_backward(g, x)
         ctx.geometry = geometry
-        return aten.convolution_backward(g, x, w, None, *geometry, [False, True, False])[1]
+        return conv_backward(g, x, w, geometry, [False, True, False])[1]
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:

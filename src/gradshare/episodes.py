@@ -33,12 +33,16 @@ class Episodes:
     def __post_init__(self) -> None:
         for part in ("support", "query"):
             x, y = getattr(self, part + "_x"), getattr(self, part + "_y")
+            if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+                raise UserError(f"{part}_x and {part}_y are tensors, not {type(x).__name__} and {type(y).__name__}")
             if x.dim() < 2 or y.dim() < 2 or x.shape[:2] != y.shape[:2]:
                 raise UserError(
                     f"{part}_x and {part}_y start with [tasks, examples], not {list(x.shape)} and {list(y.shape)}"
                 )
         if len(self.support_x) != len(self.query_x):
             raise UserError(f"support has {len(self.support_x)} tasks and query {len(self.query_x)}")
+        if self.support_y.numel() == 0 or self.query_y.numel() == 0:
+            raise UserError("a batch has at least one task, with an example to adapt to and one to be judged on")
 
     @property
     def tasks(self) -> int:
@@ -47,8 +51,9 @@ class Episodes:
     def to(self, *args: Any, **kwargs: Any) -> Episodes:
         """Move or convert the inputs; targets follow the device, and floating ones the type."""
         x = self.support_x.to(*args, **kwargs)
+        dtype = x.dtype if x.is_floating_point() else None  # tokens or bytes say nothing about targets
         moved = [self.support_y, self.query_x, self.query_y]
-        moved = [part.to(x.device, x.dtype if part.is_floating_point() else None) for part in moved]
+        moved = [part.to(x.device, dtype if part.is_floating_point() else None) for part in moved]
         return Episodes(x, *moved)
 
     def __getitem__(self, tasks: slice) -> Episodes:

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from gradshare.distributed import ALONE, Group
 from gradshare.episodes import Episodes, Shape, TaskSource, task_key
+from gradshare.errors import UserError
 from gradshare.learner import Learner, MetaState, accuracy
+from gradshare.limits import MOST_SEED, check_range
 
 Predict = Callable[[MetaState, Episodes], Tensor]  # -> logits of the query sets, [tasks, n, ways]
 
@@ -63,7 +65,7 @@ def evaluate(
 ) -> Evaluation:
     """Judge a state, or an ensemble of states by the mean of their logits, on tasks of a split.
 
-    The states are not changed. The tasks depend on `seed` and `split` alone.
+    The states are not changed. The tasks depend on `seed`, `split` and `batch` alone.
 
     Args:
         between: called with the number of tasks done after each batch; of several processes, after each one's batch.
@@ -72,6 +74,11 @@ def evaluate(
     """
     predict = predict or learner.logits
     ensemble = [states] if isinstance(states, MetaState) else list(states)
+    if not ensemble:
+        raise UserError("there is no state to judge")
+    check_range("tasks", tasks, 1)
+    check_range("batch", batch, 1)
+    check_range("seed", seed, 0, MOST_SEED)
     device = next(iter(ensemble[0].params.values())).device
     parts: dict[int, Evaluation] = {}  # by the number of the batch
     batches = math.ceil(tasks / batch)

@@ -7,7 +7,7 @@ and writes the same memory each time: the state, Adam's moments and one batch of
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -19,6 +19,22 @@ from gradshare.learner import Learner, MetaState, Outcome
 from gradshare.outer import meta_step
 
 Result = TypeVar("Result")
+Engine = Literal["auto", "eager", "graph"]
+
+
+def chosen_engine(engine: Engine, device: str, processes: int) -> Engine:
+    """What "auto" means here; refuses what cannot be."""
+    try:
+        on_gpu = torch.device(device).type == "cuda"
+    except RuntimeError:
+        raise UserError(f"a device is cpu or cuda, not {device!r}") from None
+    if engine not in get_args(Engine):
+        raise UserError(f"an engine is one of {', '.join(get_args(Engine))}, not {engine!r}")
+    if engine == "graph" and not on_gpu:
+        raise UserError("a CUDA graph needs a GPU: on a CPU the engine is eager")
+    if engine == "graph" and processes > 1:
+        raise UserError(f"a CUDA graph is recorded by one process, not {processes}: use the engine eager")
+    return engine if engine != "auto" else "graph" if on_gpu and processes == 1 else "eager"
 
 
 class GraphedStep:

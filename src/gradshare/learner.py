@@ -65,7 +65,7 @@ def flatten(tree: Tree, prefix: str) -> dict[str, Tensor]:
     """Nested dicts of tensors as one dict with names joined by '/'."""
     flat: dict[str, Tensor] = {}
     for name, value in tree.items():
-        path = f"{prefix}/{name}"
+        path = f"{prefix}/{name.replace('%', '%25').replace('/', '%2F')}"  # a name may have a slash in it
         flat.update(flatten(value, path) if isinstance(value, dict) else {path: value})
     return flat
 
@@ -74,7 +74,7 @@ def unflatten(flat: dict[str, Tensor]) -> Tree:
     """The reverse of `flatten`, with the prefix as the first key."""
     tree: Tree = {}
     for path, tensor in flat.items():
-        *parents, name = path.split("/")
+        *parents, name = (part.replace("%2F", "/").replace("%25", "%") for part in path.split("/"))
         branch = tree
         for parent in parents:
             branch = branch.setdefault(parent, {})
@@ -171,7 +171,7 @@ class Learner:
                 Any other model keeps the weights it has; so do all with `seed=None`.
         """
         module = self.module
-        if seed is not None and hasattr(module, "initialise"):
+        if seed is not None and tasked.initialises(module):
             module = tasked.prepare(module).cpu()  # the same weights whatever the device
             cast(Any, module).initialise(torch.Generator().manual_seed(seed))
             module.to(next(self.module.parameters()).device)
@@ -269,14 +269,27 @@ class Learner:
         if self.precision != "float32" and self.loss == "cross_entropy" and targets.dtype == torch.long:
             return kernels.cross_entropy(logits, targets)
         loss = LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
-        losses = vmap(loss)(logits, targets)
+        if self.loss == "cross_entropy" and not targets.is_floating_point():
+            targets = targets.long()
+        try:
+            losses = vmap(loss)(logits, targets)
+        except (RuntimeError, IndexError) as error:
+            raise tasked.explained(error, "loss") if callable(self.loss) else _labels(logits, targets, error) from error
         if losses.shape != (len(logits),):
             raise UserError(f"the loss of one task must be a single number, not of shape {list(losses.shape[1:])}")
         return losses
 
 
+def _labels(logits: Tensor, targets: Tensor, error: Exception) -> Exception:
+    """A label without an output, in words; any other error as it is."""
+    if targets.is_floating_point() or logits.dim() < 3 or not (targets.max() >= logits.shape[2] or targets.min() < 0):
+        return error
+    lowest, highest = targets.min().item(), targets.max().item()
+    return UserError(f"labels go from {lowest} to {highest}, but the model has {logits.shape[2]} outputs, from 0 on")
+
+
 def accuracy(logits: Tensor, targets: Tensor) -> Tensor | None:  # [tasks]
-    """Share of the examples classified right; None where the targets are not classes."""
-    if targets.is_floating_point() or logits.dim() != targets.dim() + 1:
+    """Share of the examples classified right, [tasks, n, ways] against [tasks, n]; None where those are not classes."""
+    if targets.is_floating_point() or logits.dim() != 3 or targets.dim() != 2 or logits.shape[-1] < 2:
         return None
     return (logits.detach().argmax(-1) == targets).to(logits.dtype).mean(-1)

@@ -10,12 +10,15 @@ from torch import Tensor
 
 from gradshare.distributed import Group
 from gradshare.episodes import Episodes
+from gradshare.errors import UserError
 from gradshare.learner import Learner, MetaState, Outcome, flatten, unflatten
 
 
 def optimiser(state: MetaState, rate: float) -> torch.optim.Adam:
     """Adam with default hyperparameters on everything that the outer loop learns."""
     leaves = list(state.trainable().values())
+    if any(leaf.dtype == torch.float16 for leaf in leaves):
+        raise UserError("float16 weights cannot be trained: Adam divides by numbers that are 0 there; use float32")
     if leaves[0].is_cuda:  # the rate in a tensor and the steps counted on the GPU, so that a step can be recorded
         return torch.optim.Adam(leaves, lr=torch.tensor(rate, device=leaves[0].device), capturable=True, fused=True)
     return torch.optim.Adam(leaves, lr=rate)

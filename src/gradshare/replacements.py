@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gradshare import normalisation, pooling
-from gradshare.convolution import Geometry, conv
+from gradshare.convolution import Geometry, conv, plain_strides
 from gradshare.errors import UserError
 
 REPLACED: dict[Any, Callable[..., Tensor]] = {}
@@ -163,6 +163,23 @@ REPLACED.update({function: _convolution(function, dims) for dims, function in en
 REPLACED.update(
     {function: _transposed_convolution(function, dims) for dims, function in enumerate(TRANSPOSED, start=1)}
 )
+
+
+def _group_norm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Group norm of images in the usual layout: the original refuses any other under vmap."""
+
+    def norm(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        def all_tasks(tasks: int, dims: Any, x: Tensor) -> Tensor:
+            return plain_strides(_tasks_first(tasks, dims[0], x).contiguous())
+
+        usual = _AllTasks.apply(all_tasks, input) if _differs_between_tasks(input) else input
+        return original(usual, *args, **kwargs)
+
+    return norm
+
+
+REPLACED[F.group_norm] = _group_norm(F.group_norm)
+REPLACED[torch.group_norm] = _group_norm(torch.group_norm)
 
 
 def _max_pool(original: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -22,6 +22,7 @@ from gradshare.files import NEW, sha256, sync, write_whole, writing
 from gradshare.learner import MetaState
 from gradshare.reading import parse_json, read_bytes, read_text
 
+STATE = ("params", "learned", "memory")  # how the names of a state's tensors begin
 ENSEMBLE = 5  # best epochs kept, and their number in the ensemble
 
 
@@ -198,6 +199,9 @@ def load_state(state: MetaState, tensors: dict[str, Tensor]) -> None:
                 f"the checkpoint does not fit the learner: {name} is {list(tensor.shape)} here, {found} there"
             )
         tensor.copy_(tensors[name])
+    own = state.tensors()
+    if more := [name for name in sorted(tensors) if name.partition("/")[0] in STATE and name not in own]:
+        raise UserError(f"the checkpoint does not fit the learner, which has no {', '.join(more[:3])}")
 
 
 def load_epoch(folder: Path, epoch: int) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -35,8 +35,7 @@ class GradientSharing:
     conditioned: bool = False
 
     def __post_init__(self) -> None:
-        if self.norm not in ("global", "tensor"):
-            raise UserError(f"norm is 'global' or 'tensor', not {self.norm!r}")
+        check_norm(self.norm)
         if not isinstance(self.conditioned, bool):
             raise UserError(f"conditioned is True or False, not {self.conditioned!r}")
 
@@ -44,6 +43,11 @@ class GradientSharing:
         from gradshare.conditioned import share_by_agreement
 
         return share_by_agreement(self.norm) if self.conditioned else share_gradients(self.norm)
+
+
+def check_norm(norm: NormScope) -> None:
+    if norm not in get_args(NormScope):
+        raise UserError(f"norm is 'global' or 'tensor', not {norm!r}")
 
 
 def share_gradients(norm: NormScope = "global") -> InnerRule:
@@ -147,7 +151,7 @@ def normalised(total: Weights, norm: NormScope) -> Weights:
 def _unit(vector: Weights) -> Weights:
     # Dividing by the largest element first keeps the squares from over- and underflowing. The result does not depend
     # on it, so it is a constant for the derivative.
-    largest = torch.stack([part.detach().abs().amax() for part in vector.values()]).amax()
+    largest = torch.stack([part.detach().abs().amax() for part in vector.values() if part.numel()]).amax()
     zero = largest == 0
     shrunk = {name: part / torch.where(zero, torch.ones_like(largest), largest) for name, part in vector.items()}
     square = torch.stack([part.square().sum() for part in shrunk.values()]).sum()

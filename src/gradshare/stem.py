@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gradshare import pooled_norm as norms
-from gradshare.convolution import Geometry
+from gradshare.convolution import Geometry, conv_backward
 from gradshare.pooled_norm import First, Normal, channels_last, channels_second, slices
 
 aten = torch.ops.aten
@@ -137,9 +137,7 @@ class _Derivative(torch.autograd.Function):
             sum_a += norms.total(part)
             sum_ay += norms.total(part * norm.y[images])
             spread_out = norms.put(part, places[images], g.new_empty(len(x), *stage.shape(w)[1:]))
-            with_a += aten.convolution_backward(
-                channels_second(spread_out), x, w, None, *stage.geometry, [False, True, False]
-            )[1]
+            with_a += conv_backward(channels_second(spread_out), x, w, stage.geometry, [False, True, False])[1]
         once = norms.first(a, sum_a, sum_ay, norm.inverse, gain, stage.moments.number)
         ctx.save_for_backward(w, gain, places, spread, with_a, *norm, *once)
         ctx.stage = stage

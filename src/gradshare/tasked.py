@@ -7,8 +7,9 @@ while a module runs they are replaced by those of `replacements.py`, so that a u
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
@@ -47,6 +48,15 @@ def prepare(model: nn.Module) -> nn.Module:
     return model
 
 
+def initialises(module: nn.Module) -> bool:
+    """Whether a module has a method `initialise` that takes a generator."""
+    try:
+        inspect.signature(cast(Any, module).initialise).bind(None)
+    except (AttributeError, TypeError):
+        return False
+    return True
+
+
 def forward(
     module: nn.Module,
     fast: Mapping[str, Tensor],  # {name: [tasks, *shape]}: one value per task
@@ -65,7 +75,9 @@ def forward(
         with _Replacing(), sdpa_kernel(SDPBackend.MATH):
             outputs = vmap(one_task)(dict(fast), x)
     except RuntimeError as error:
-        raise _explained(error) from error
+        raise explained(error, "model") from error
+    if not isinstance(outputs, Tensor):
+        raise UserError(f"the model returns a {type(outputs).__name__}; it must return one tensor, such as the logits")
     for name, buffer in buffers.items():
         if buffer._version != versions[name]:
             raise UserError(
@@ -147,12 +159,12 @@ class _Replacing(TorchFunctionMode):
         return REPLACED.get(func, func)(*args, **(kwargs or {}))
 
 
-def _explained(error: RuntimeError) -> Exception:
-    """vmap's refusals in terms of what the user can do; any other error as it is."""
+def explained(error: Exception, who: str) -> Exception:
+    """vmap's refusals of what the model or the loss does, as what the user can do; other errors as they are."""
     text = " ".join(str(error).split())
     if "randomness" in text:
         return UserError(
-            "the model draws random numbers in its forward pass, which would make the inner loop's gradients"
+            f"the {who} draws random numbers when it runs, which would make the inner loop's gradients"
             " irreproducible: remove the random operation, or call model.eval() first if that switches it off"
         )
     signs = (
@@ -160,7 +172,10 @@ def _explained(error: RuntimeError) -> Exception:
         "data-dependent control flow",
         "vmap: we do not yet support",
         "vmap: inplace",
+        "vmap: We do not support",
+        "vmap: It looks like you're",
+        "under vmap transform is not allowed",
     )
     if any(sign in text for sign in signs):
-        return UserError(f"the model uses an operation that cannot run for many tasks at once; replace it ({text})")
+        return UserError(f"the {who} uses an operation that cannot run for many tasks at once; replace it ({text})")
     return error

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -26,7 +26,7 @@ from gradshare.episodes import Episodes, Shape, TaskSource, task_key
 from gradshare.errors import UserError
 from gradshare.evaluation import Evaluation, evaluate, finite_mean
 from gradshare.files import write_whole
-from gradshare.graphs import GraphedPrediction, GraphedStep
+from gradshare.graphs import Engine, GraphedPrediction, GraphedStep, chosen_engine
 from gradshare.interruption import Interrupted, stop_requests
 from gradshare.learner import Learner, MetaState, Outcome, Precision
 from gradshare.locks import locked
@@ -65,7 +65,7 @@ def train(
     display: Display | None = None,
     about: dict[str, Any] | None = None,
     device: str = "cpu",
-    engine: Literal["auto", "eager", "graph"] = "auto",
+    engine: Engine = "auto",
     precision: Precision = "float32",
     group: Group = ALONE,
     **options: Any,
@@ -98,12 +98,7 @@ def train(
     if unknown:
         raise UserError(f"training has no option {', '.join(sorted(unknown))}")
     training = Training(**options)
-    if engine == "auto":
-        engine = "graph" if torch.device(device).type == "cuda" and group.size == 1 else "eager"
-    if engine == "graph" and torch.device(device).type != "cuda":
-        raise UserError("a CUDA graph needs a GPU: on a CPU the engine is eager")
-    if engine == "graph" and group.size > 1:
-        raise UserError(f"a CUDA graph is recorded by one process, not {group.size}: use engine='eager'")
+    engine = chosen_engine(engine, device, group.size)
     group.share(training.tasks)  # refuses more processes than tasks
     place = Path(folder) if folder is not None else group.from_first(lambda: next_free(Path("runs")))
     learner = learner.to(device, precision).over(group)

@@ -18,6 +18,7 @@ from gradshare.data.importing import how_to_make
 from gradshare.data.store import SPLITS, Image, Index, read_images, read_index
 from gradshare.episodes import Episodes, Shape, choose, episodes_from
 from gradshare.errors import UserError
+from gradshare.limits import check_range
 
 Pixels = Literal["unit", "imagenet"]
 IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -70,6 +71,8 @@ class Dataset:
         """Refuse tasks that the split cannot give, with the numbers."""
         if split not in self._splits:
             raise UserError(f"a split is one of {', '.join(SPLITS)}, not '{split}'")
+        for name, value in zip(Shape._fields, shape, strict=True):
+            check_range(name, value, 1)
         _, counts, names = self._splits[split]
         if len(counts) < shape.ways:
             raise UserError(
@@ -84,6 +87,7 @@ class Dataset:
 
     def sample(self, split: str, shape: Shape, tasks: int, key: tuple[int, ...]) -> Episodes:
         """Draw tasks, uniformly and without replacement within each; the same arguments give the same tasks."""
+        shape = Shape(*shape)
         self.check(split, shape)
         starts, counts, _ = self._splits[split]
         classes, order = choose(counts, shape, tasks, key)
