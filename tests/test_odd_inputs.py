@@ -227,7 +227,8 @@ def test_a_run_goes_on_with_its_own_learner(dataset: gs.Dataset, tmp_path: Path)
 @pytest.mark.parametrize("options, reason", [
     ({"inner_lr": float("nan")}, "inner_lr is nan"), ({"inner_lr": -0.1}, "inner_lr is -0.1"),
     ({"inner_lr": "0.1"}, "inner_lr is '0.1'"), ({"inner_lr": [0.1]}, "inner_lr is"),
-    ({"steps": 2.5}, "steps is a whole number"), ({"steps": "5"}, "steps is a whole number"), ({"steps": 0}, "at least one step"),
+    ({"steps": 2.5}, "steps is a whole number"), ({"steps": "5"}, "steps is a whole number"),
+    ({"steps": 0}, "at least one step"),
     ({"loss": None}, "loss None is not one of"), ({"loss": 3}, "loss 3 is not one of"),
     ({"sharing": "global"}, "sharing is"), ({"sharing": gs.GradientSharing}, "sharing is"),
     ({"model": None}, "a torch.nn.Module, not None"),
