@@ -215,7 +215,7 @@ def test_a_rule_that_mixes_tasks_in_its_own_way_is_refused() -> None:
 
 
 def test_a_graph_is_refused(dataset: gs.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(gs.UserError, match="a CUDA graph is recorded by one process, not 2: use engine='eager'"):
+    with pytest.raises(gs.UserError, match="a CUDA graph is recorded by one process, not 2: use the engine eager"):
         gs.train(several.run_learner(), dataset, tmp_path / "run", device="cuda", engine="graph", group=gs.Group(0, 2))
 
 
