@@ -24,6 +24,12 @@ T = TypeVar("T")
 class Lost(Exception):
     """Another process ended, or gave no sign of life in time."""
 
+    happened = False  # in this process
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        Lost.happened = True
+
 
 class OutOfStep(Exception):
     """The processes no longer hold the same weights."""

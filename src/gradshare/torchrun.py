@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -109,23 +110,43 @@ def one_voice(group: Group, to_go_on: str) -> Iterator[None]:
     Args:
         to_go_on: the command that goes on with the run.
     """
+    with _deaf_once_lost(group):
+        try:
+            yield
+        except (UserError, OSError) as error:
+            if group.size == 1:
+                raise
+            text = str(error) if isinstance(error, UserError) else f"{error.strerror}: {error.filename}"
+            _say_once(group, f"gradshare: {' '.join(text.split())}")
+            raise SystemExit(2) from None
+        except Interrupted:
+            if group.first:
+                raise
+            raise SystemExit(STOPPED) from None
+        except (Lost, OutOfStep) as error:
+            kind = type(error).__name__  # each process says it in its own words, and one of them is enough
+            _say_once(group, f"gradshare: {error}; all up to the last checkpoint is kept\nto go on: {to_go_on}", kind)
+            sys.stdout.flush()
+            os._exit(FAILED)  # an ordinary end would wait for what the lost one owes the GPU
+
+
+@contextmanager
+def _deaf_once_lost(group: Group) -> Iterator[None]:
+    """torchrun sends SIGTERM to those that are left, and it may come before they have said what happened."""
+
+    def hear(number: int, frame: object) -> None:
+        if not Lost.happened:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    if group.size == 1:
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, hear)
     try:
         yield
-    except (UserError, OSError) as error:
-        if group.size == 1:
-            raise
-        text = str(error) if isinstance(error, UserError) else f"{error.strerror}: {error.filename}"
-        _say_once(group, f"gradshare: {' '.join(text.split())}")
-        raise SystemExit(2) from None
-    except Interrupted:
-        if group.first:
-            raise
-        raise SystemExit(STOPPED) from None
-    except (Lost, OutOfStep) as error:
-        kind = type(error).__name__  # each process says it in its own words, and one of them is enough
-        _say_once(group, f"gradshare: {error}; all up to the last checkpoint is kept\nto go on: {to_go_on}", kind)
-        sys.stdout.flush()
-        os._exit(FAILED)  # an ordinary end would wait for what the lost one owes the GPU
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def command(group: Group) -> str:
