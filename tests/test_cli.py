@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_training import same_run
 
-from gradshare import checkpoints
+import gradshare as gs
+from gradshare import checkpoints, training
 from gradshare.cli import main
 from gradshare.grid import estimate
 from gradshare.interruption import Interrupted, stop_requests
@@ -216,6 +219,42 @@ def test_a_worker_that_saves_is_not_hurried() -> None:
         workers.ask_to_stop()
         process.join(60)
         assert workers.ended() == {"slow": STOPPED}
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """16 GiB for each process that a test starts, whatever the machine has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (2**34, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.usefixtures("little_memory")
+@pytest.mark.parametrize("words", ["train", "compare --jobs 2", "compare --jobs 1"])
+def test_a_run_that_memory_is_too_small_for_leaves_no_folder(blobs: Path, tmp_path: Path, words: str) -> None:
+    (tmp_path / "mine").mkdir()
+    out = tmp_path / "mine" / "new" / "run"
+    sizes = ["--dataset", blobs, "--ways", 2, "--queries", 1, "--filters", 2]
+    ended = gradshare(*words.split(), *sizes, "--tasks", 10**9, "--out", out, code=2)
+    said = "there is not enough memory for this: take fewer tasks, filters, steps, or a smaller eval_batch\n"
+    assert ended.stderr.startswith("gradshare: ") and ended.stderr.endswith(said) and ended.stderr.count("\n") == 1
+    assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
+
+
+def test_a_run_that_has_trained_keeps_its_folder_when_memory_runs_out(
+    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forget(self: training._Run) -> None:
+        raise MemoryError
+
+    learner = gs.maml(gs.Conv4(filters=4, image=(1, 28, 28)), steps=1)
+    options = {"epochs": 2, "iterations": 2, "ways": 2, "queries": 1, "val_tasks": 2, "test_tasks": 2}
+    monkeypatch.setattr(training._Run, "_test", forget)
+    for resume in (False, True):  # the second time, it is also a run that was there before
+        with pytest.raises(MemoryError):
+            gs.train(learner, gs.load_dataset(blobs), tmp_path / "run", resume=resume, **options)
+        assert len(gs.load_run(tmp_path / "run").metrics) == 2
 
 
 @pytest.mark.parametrize("method", ["maml", "metasgd", "mamlpp", "fomaml", "anil"])

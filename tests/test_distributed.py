@@ -285,6 +285,15 @@ def test_who_has_lost_another_is_not_killed_before_it_says_so() -> None:
     assert subprocess.run([sys.executable, "-c", alive], check=False, timeout=60).returncode == -signal.SIGTERM
 
 
+def test_a_mistake_of_all_is_told_once_also_where_the_first_is_far_ahead() -> None:
+    code = "import time\nfrom gradshare.errors import UserError\nfrom gradshare.torchrun import one_voice, processes\n"
+    code += "with processes() as group, one_voice(group, 'words'):\n    time.sleep(2.0 * group.rank)\n"
+    code += "    raise UserError('a mistake')"
+    found = ended(together(2, ["-c", code]))
+    assert [code for code, _, _ in found] == [2, 2]
+    assert "".join(errors for _, _, errors in found).count("gradshare: a mistake\n") == 1, found
+
+
 @pytest.mark.parametrize("stop", ["SIGTERM to torchrun", "Ctrl-C to all"])
 def test_a_polite_stop_of_torchrun_saves_and_says_how_to_go_on(blobs: Path, tmp_path: Path, stop: str) -> None:
     out = tmp_path / "run"

@@ -288,6 +288,11 @@ FOUND = [  # by the test above; each was a traceback, a hang or a file lost
     *("export run new --epoch 0x" + "f" * 5000, "export run new --epoch -1"),
     *("data import folder loop", "data import folder folder --split-file fifo", f"train --out a\0b {SMALL}"),
     *(f"train --out new --filters 0x{'f' * 5000}", f"grid run {PRESET} --out loop --out loop/x"),
+    *(
+        "bench --methods --rivals",
+        f"compare --out new --controls {SMALL} --tasks 1000000000",
+        f"train --out new/new {SMALL} --tasks 1000000000",
+    ),
 ]
 
 

@@ -102,6 +102,8 @@ def bench(
     """
     if values and sweep is None:
         raise UserError("--values are for --sweep: say what to vary, such as --sweep tasks")
+    if not (methods and arms):
+        raise UserError("there is nothing to time: give at least one to --methods and to --arms")
     for option, value in {"iterations": iterations, "eval_tasks": eval_tasks, "threads": threads}.items():
         if value is not None:
             check_range(option, value, 1 if option == "iterations" else 0)

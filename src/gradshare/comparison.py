@@ -13,7 +13,8 @@ from typing import Any
 from gradshare.config import Arm, RunConfig, taken_up
 from gradshare.display import RunDisplay, Screen
 from gradshare.divergence import Diverged, Divergence, read_note
-from gradshare.errors import UserError, say_warnings_plainly
+from gradshare.errors import TOO_LITTLE_MEMORY, UserError, out_of_memory, say_warnings_plainly
+from gradshare.files import tidy
 from gradshare.interruption import Interrupted, stop_requests
 from gradshare.presets import arm_options
 from gradshare.runs import run, settle
@@ -31,11 +32,12 @@ def compare(
     begun = [taken_up(replace(config, **arm_options(config, arm)), folder / arm, longer) for arm in arms]
     jobs, threads = side_by_side(jobs, len(arms), settle(config).device)
     configs = [replace(one, threads=one.threads or threads) for one in begun]
-    if jobs == 1:
-        for one in configs:
-            _train(one, folder / one.arm, RunDisplay(screen, one.arm))
-    else:
-        _parallel(configs, folder, jobs, screen)
+    with tidy(folder):  # arms that leave nothing leave no folder for it
+        if jobs == 1:
+            for one in configs:
+                _train(one, folder / one.arm, RunDisplay(screen, one.arm))
+        else:
+            _parallel(configs, folder, jobs, screen)
     notes = {arm: read_note(folder / arm) for arm in arms}
     return {arm: note for arm, note in notes.items() if note is not None}
 
@@ -109,6 +111,6 @@ def _child(config: RunConfig, folder: Path, events: Queue[Any]) -> None:
     except Exception as error:
         import traceback
 
-        known = isinstance(error, UserError)
-        events.put((config.arm, "failed", ("UserError", str(error)) if known else ("", traceback.format_exc())))
+        told = str(error) if isinstance(error, UserError) else TOO_LITTLE_MEMORY if out_of_memory(error) else None
+        events.put((config.arm, "failed", ("", traceback.format_exc()) if told is None else ("UserError", told)))
         raise SystemExit(FAILED) from None

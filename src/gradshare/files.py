@@ -51,6 +51,18 @@ def sync(folder: Path) -> None:
 
 
 @contextmanager
+def tidy(folder: Path) -> Iterator[None]:
+    """Of `folder` and those above it, what was not there before the block goes again if nothing is in it after."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    finally:
+        for path in new:
+            with suppress(OSError):  # something is in it, or it was never made
+                path.rmdir()
+
+
+@contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Within the block, what the disk refuses is an error that a user can mend, and names the path."""
     try:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gradshare.errors import UserError
+from gradshare.files import tidy
 from gradshare.reading import parse_json, read_text
 
 LEASE, RENEWAL = 120.0, 15.0  # seconds
@@ -59,24 +60,21 @@ class Held(UserError):
 def locked(folder: Path) -> Iterator[None]:
     """Within the block this process alone works on `folder`, which need not be there yet; `Held` if another does."""
     path = lock_of(folder)
-    new = not path.parent.exists()
-    try:
-        own = _acquire(path, folder)
-    except OSError as error:
-        raise UserError(f"cannot lock {folder}: {error.strerror}: {path}") from error
-    done = threading.Event()
-    renewing = threading.Thread(target=_renew, args=(path, done), daemon=True)
-    renewing.start()
-    try:
-        yield
-    finally:
-        done.set()
-        renewing.join()
-        if _read(path) == own:
-            path.unlink(missing_ok=True)
-        with suppress(OSError):  # in use: something was made there
-            if new:
-                path.parent.rmdir()
+    with tidy(path.parent):
+        try:
+            own = _acquire(path, folder)
+        except OSError as error:
+            raise UserError(f"cannot lock {folder}: {error.strerror}: {path}") from error
+        done = threading.Event()
+        renewing = threading.Thread(target=_renew, args=(path, done), daemon=True)
+        renewing.start()
+        try:
+            yield
+        finally:
+            done.set()
+            renewing.join()
+            if _read(path) == own:
+                path.unlink(missing_ok=True)
 
 
 def lock_of(folder: Path) -> Path:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from torch import Tensor
 from gradshare import checkpoints
 from gradshare.checkpoints import Progress
 from gradshare.config import another_run, config_text, identity, read_config
-from gradshare.errors import DamageWarning, UserError
+from gradshare.errors import DamageWarning, UserError, out_of_memory
 from gradshare.evaluation import Evaluation
-from gradshare.files import NEW, sha256, sync, write_whole, writing
+from gradshare.files import NEW, sha256, sync, tidy, write_whole, writing
 from gradshare.learner import MetaState
 from gradshare.reading import parse_json, read_bytes, read_text
 
@@ -82,6 +83,19 @@ def _find(
             " or start the run again in another folder"
         )
     return found
+
+
+@contextmanager
+def begun_in_vain(folder: Path) -> Iterator[None]:
+    """A run that its first memory is too much for leaves no folder: it has to be begun with other options."""
+    new = not (folder / "config.json").exists()
+    with tidy(folder):
+        try:
+            yield
+        except Exception as error:
+            if new and out_of_memory(error) and not (folder / "checkpoints").exists():
+                (folder / "config.json").unlink(missing_ok=True)
+            raise
 
 
 def lengthen(folder: Path, config: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,6 +22,7 @@ from gradshare.limits import MOST
 from gradshare.workers import FAILED, STOPPED
 
 TIMEOUT = 60.0  # seconds
+PATIENCE = 10.0  # seconds that the first process stays for others with the same mistake
 BUILDING = timedelta(hours=6)  # how long the first process of a machine may take to build a data set
 
 
@@ -117,7 +119,9 @@ def one_voice(group: Group, to_go_on: str) -> Iterator[None]:
             if group.size == 1:
                 raise
             text = str(error) if isinstance(error, UserError) else f"{error.strerror}: {error.filename}"
-            _say_once(group, f"gradshare: {' '.join(text.split())}")
+            said = f"gradshare: {' '.join(text.split())}"
+            _say_once(group, said)
+            _stay_for_others(group, said)
             raise SystemExit(2) from None
         except Interrupted:
             if group.first:
@@ -164,3 +168,12 @@ def _say_once(group: Group, text: str, topic: str | None = None) -> None:
         first = True
     if first:
         print(text, file=sys.stderr, flush=True)
+
+
+def _stay_for_others(group: Group, text: str) -> None:
+    """Have those with the same mistake find it said: without torchrun, the store is the first process's own."""
+    if not group.first or group.store is None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return
+    until = time.monotonic() + PATIENCE
+    while group.store.add(f"said/{text}", 0) < group.size and time.monotonic() < until:
+        time.sleep(0.05)

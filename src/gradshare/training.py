@@ -32,6 +32,7 @@ from gradshare.learner import Learner, MetaState, Outcome, Precision
 from gradshare.locks import locked
 from gradshare.outer import adam_tensors, cosine, meta_step, optimiser, restore_adam, set_rate
 from gradshare.run_folder import (
+    begun_in_vain,
     best_epochs,
     best_value,
     described,
@@ -106,6 +107,8 @@ def train(
     run = _Run(learner, dataset, place, training, shown, torch.device(device), engine)
     with ExitStack() as lock:
         group.from_first(lambda: lock.enter_context(locked(place)))
+        if group.size == 1:
+            lock.enter_context(begun_in_vain(place))
         run.open({**asdict(training), **(about or {})}, resume, longer="epochs" in options)
         with stop_requests(patient=group.size > 1) as asked:
             run.stop = lambda: group.any(asked())
