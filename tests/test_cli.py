@@ -56,15 +56,21 @@ def gradshare(*words: object, code: int = 0, **environment: str) -> subprocess.C
     return result
 
 
+def seconds_of_children() -> float:
+    """What the processes that a test started and that have ended took of a core, however busy the machine is."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 @pytest.mark.parametrize("words", [[], ["train"], ["compare"], ["test"], ["report"], ["data"], ["data", "list"]])
 def test_help_answers_in_under_a_second_without_torch(words: list[str]) -> None:
     code = f"import sys; sys.argv = {['gradshare', *words, '--help']}; from gradshare.cli import main\n"
     code += "try: main()\nexcept SystemExit as e: assert not e.code\nassert 'torch' not in sys.modules"
-    started = time.monotonic()
+    before = seconds_of_children()
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert "Usage" in result.stdout
-    assert time.monotonic() - started < 1.0
+    assert seconds_of_children() - before < 1.0
 
 
 @pytest.mark.parametrize(
@@ -109,14 +115,14 @@ def test_the_arms_of_a_comparison(blobs: Path, tmp_path: Path) -> None:
 
 
 def test_train_kill_resume_test(blobs: Path, tmp_path: Path) -> None:
-    options = ["--dataset", blobs, *SMALL, "--epochs", 4, "--iterations", 30, "--inner-lr", "0.3"]
+    options = ["--dataset", blobs, *SMALL, "--epochs", 4, "--iterations", 60, "--inner-lr", "0.3"]
     gradshare("train", *options, "--out", tmp_path / "whole")
     killed = tmp_path / "killed"
     with subprocess.Popen(command("train", *options, "--out", killed), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("on the CPU, ")
         assert "epoch 1/4" in process.stdout.readline()
-        time.sleep(0.15)  # somewhere in the second epoch
+        time.sleep(0.05)  # somewhere in the second epoch
         process.send_signal(signal.SIGKILL)
     assert not (killed / "DONE").exists()
     result = gradshare("train", "--resume", killed)

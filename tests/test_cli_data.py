@@ -17,6 +17,7 @@ import pytest
 import torch
 from conftest import write_blobs
 from PIL import Image
+from test_cli import seconds_of_children
 
 import gradshare as gs
 from gradshare.cli_data import data_app
@@ -72,10 +73,10 @@ def write_cub(path: Path) -> Path:
 @pytest.mark.parametrize("word", [None, "list", "import", "download", "verify", "show"])
 def test_help_answers_in_under_a_second_without_torch(word: str | None) -> None:
     words = ["data", *([word] if word else []), "--help"]
-    started = time.monotonic()
+    before = seconds_of_children()
     result = subprocess.run([sys.executable, "-c", MAIN, *words], capture_output=True, text=True, check=False)
     assert result.returncode == 0 and "Usage: gradshare data" in result.stdout, result.stderr
-    assert time.monotonic() - started < 1.0
+    assert seconds_of_children() - before < 1.0
 
 
 # list
