@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import gradshare as gs
 from gradshare.data.store import ClassEntry, Index, write_store
 
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # else ignored where a shell runs this in the background
 
 
 def write_blobs(folder: Path, classes: dict[str, int], images: int = 20, size: int = 16) -> Path:

@@ -21,7 +21,7 @@ import torch
 from test_training import TINY, StopAt, learner, same_run
 
 import gradshare as gs
-from gradshare import checkpoints, comparison
+from gradshare import checkpoints, comparison, training
 from gradshare.checkpoints import Damaged, Newer, Progress
 from gradshare.cli import main
 from gradshare.config import read_config
@@ -303,6 +303,22 @@ def test_a_damaged_best_epoch_stops_the_test(copy: Path, dataset: gs.Dataset) ->
     gs.load_run(copy).state(2)
 
 
+def test_a_lost_best_epoch_is_told_as_soon_as_the_run_goes_on(
+    copy: Path, dataset: gs.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(copy / "checkpoints" / Progress(1).name)
+    gs.train(learner(), dataset, copy, resume=True, **TINY)  # finished and tested: nothing needs it
+    message = r"has lost checkpoints of its best epochs so far \(1\): unless others become better, the test will need"
+    with monkeypatch.context() as patched, pytest.warns(DamageWarning, match=message):
+        patched.setattr(training._Run, "finish", lambda self: None)  # before any more training
+        gs.train(learner(), dataset, copy, resume=True, **TINY | {"epochs": 4})
+    with (
+        pytest.warns(DamageWarning, match=message),
+        pytest.raises(gs.UserError, match=r"checkpoint of epoch 1 .* not kept"),
+    ):
+        gs.train(learner(), dataset, copy, resume=True, **TINY | {"epochs": 4})
+
+
 def test_a_checkpoint_of_another_run_is_not_taken_for_ours(
     finished: Path, copy: Path, dataset: gs.Dataset, tmp_path: Path
 ) -> None:
@@ -480,7 +496,7 @@ def test_a_comparison_goes_on_with_the_threads_it_began_with(
     threads = torch.get_num_threads()
     try:
         for cores in (1, 2):
-            monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+            monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: set(range(cores)))
             comparison.compare(config, ["original"], tmp_path, 1, PlainScreen(config))
             assert torch.get_num_threads() == 1
     finally:

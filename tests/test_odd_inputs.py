@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gradshare as gs
+from gradshare.graphs import chosen_engine
+from gradshare.kernels import check_current
 
 
 def batch(tasks: int = 3, n: int = 5, q: int = 4, *shape: int, ways: int = 3, kind: Any = torch.float64) -> gs.Episodes:
@@ -292,3 +294,15 @@ def test_trainings_that_cannot_be(dataset: gs.Dataset, tmp_path: Path, options: 
 def test_batches_that_cannot_be(parts: list[Any], reason: str) -> None:
     with pytest.raises(gs.UserError, match=reason):
         gs.Episodes(*parts)
+
+
+def test_a_gpu_that_is_not_the_current_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    message = r"cuda:1 is not this process's current GPU: call torch\.cuda\.set_device\(1\) first"
+    with pytest.raises(gs.UserError, match=message):
+        chosen_engine("auto", "cuda:1", 1)
+    with pytest.raises(gs.UserError, match=message):
+        check_current(torch.device("cuda:1"))  # as `learner.to` does for our kernels
+    assert [chosen_engine("auto", device, 1) for device in ("cuda", "cuda:0", "cpu")] == ["graph", "graph", "eager"]
+    assert chosen_engine("eager", "cuda:1", 1) == "eager"  # PyTorch's own operations follow their tensors

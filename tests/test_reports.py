@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import gradshare.reports
+from gradshare.finished import finish
 from gradshare.reports import (
     compare_runs,
     csv_table,
@@ -317,6 +318,19 @@ def test_an_unfinished_run_is_reported_and_marked(tmp_path: Path) -> None:
     assert said(tmp_path, "shared").startswith("This run is unfinished: 2 of 6 epochs so far.")
     assert "did not train equally long" in said(tmp_path, "shared")
     assert "shared (unfinished)" in (tmp_path / "report.html").read_text()
+
+
+def test_a_run_that_was_changed_after_its_end_is_marked(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "original", "original", ORIGINAL)
+    finish(folder, json.loads((folder / "summary.json").read_text()))
+    assert read_run(folder).damage == "" and "files changed" not in markdown_table(compared(tmp_path))
+    metrics = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text(metrics.replace('"val_accuracy": 0.', '"val_accuracy": 0.9', 1))
+    assert "original (files changed)" in markdown_table(compared(tmp_path))
+    told = "It is not as it was when it was finished: its files do not match the checksums in DONE."
+    assert told in said(tmp_path, "original")
+    write_report(tmp_path)
+    assert "<span class=state>(files changed)</span>" in (tmp_path / "report.html").read_text()
 
 
 def test_a_run_that_has_only_begun(tmp_path: Path) -> None:

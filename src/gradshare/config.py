@@ -106,7 +106,7 @@ class RunConfig(Training):
     precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
     """float32: PyTorch's operations; tf32, bf16: our GPU kernels; auto is tf32 where they fit, else float32."""
     threads: int = 0
-    """CPU threads; 0 is one for each core."""
+    """CPU threads; 0 is one for each core that the process may use."""
     deterministic: bool = False
     """The same bits in every run on a GPU too, by PyTorch's slower algorithms; on a CPU that is always so."""
 

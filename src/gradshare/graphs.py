@@ -15,6 +15,7 @@ from torch import Tensor
 from gradshare.episodes import Episodes
 from gradshare.errors import UserError
 from gradshare.inner import Tree
+from gradshare.kernels import check_current
 from gradshare.learner import Learner, MetaState, Outcome
 from gradshare.outer import meta_step
 
@@ -25,16 +26,20 @@ Engine = Literal["auto", "eager", "graph"]
 def chosen_engine(engine: Engine, device: str, processes: int) -> Engine:
     """What "auto" means here; refuses what cannot be."""
     try:
-        on_gpu = torch.device(device).type == "cuda"
+        place = torch.device(device)
     except RuntimeError:
         raise UserError(f"a device is cpu or cuda, not {device!r}") from None
+    on_gpu = place.type == "cuda"
     if engine not in get_args(Engine):
         raise UserError(f"an engine is one of {', '.join(get_args(Engine))}, not {engine!r}")
     if engine == "graph" and not on_gpu:
         raise UserError("a CUDA graph needs a GPU: on a CPU the engine is eager")
     if engine == "graph" and processes > 1:
         raise UserError(f"a CUDA graph is recorded by one process, not {processes}: use the engine eager")
-    return engine if engine != "auto" else "graph" if on_gpu and processes == 1 else "eager"
+    chosen: Engine = engine if engine != "auto" else "graph" if on_gpu and processes == 1 else "eager"
+    if chosen == "graph":
+        check_current(place)
+    return chosen
 
 
 class GraphedStep:

@@ -266,11 +266,11 @@ class Learner:
 
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:  # [tasks]
         """The loss of every task."""
-        if self.precision != "float32" and self.loss == "cross_entropy" and targets.dtype == torch.long:
-            return kernels.cross_entropy(logits, targets)
-        loss = LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
         if self.loss == "cross_entropy" and not targets.is_floating_point():
             targets = targets.long()
+            if self.precision != "float32":
+                return kernels.cross_entropy(logits, targets)
+        loss = LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
         try:
             losses = vmap(loss)(logits, targets)
         except (RuntimeError, IndexError) as error:
@@ -281,8 +281,10 @@ class Learner:
 
 
 def _labels(logits: Tensor, targets: Tensor, error: Exception) -> Exception:
-    """A label without an output, in words; any other error as it is."""
-    if targets.is_floating_point() or logits.dim() < 3 or not (targets.max() >= logits.shape[2] or targets.min() < 0):
+    """A label without an output, in words; any other error as it is. A GPU tells such labels later, and elsewhere."""
+    if not targets.is_cpu or targets.is_floating_point() or logits.dim() < 3:
+        return error
+    if targets.max() < logits.shape[2] and targets.min() >= 0:
         return error
     lowest, highest = targets.min().item(), targets.max().item()
     return UserError(f"labels go from {lowest} to {highest}, but the model has {logits.shape[2]} outputs, from 0 on")

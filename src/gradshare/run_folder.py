@@ -19,9 +19,9 @@ from gradshare.checkpoints import Progress
 from gradshare.config import another_run, config_text, identity, read_config
 from gradshare.errors import DamageWarning, UserError, out_of_memory
 from gradshare.evaluation import Evaluation
-from gradshare.files import NEW, sha256, sync, tidy, write_whole, writing
+from gradshare.files import NEW, sync, tidy, write_whole, writing
+from gradshare.finished import damage
 from gradshare.learner import MetaState
-from gradshare.reading import parse_json, read_bytes, read_text
 
 STATE = ("params", "learned", "memory")  # how the names of a state's tensors begin
 ENSEMBLE = 5  # best epochs kept, and their number in the ensemble
@@ -121,43 +121,25 @@ def take_up(folder: Path, progress: Progress, epochs: int) -> None:
             left.unlink()
         write_lines(folder, progress)
         done = (folder / "DONE").exists()
-        reason = _damage(folder) if done else ""
+        reason = damage(folder)
         if done and (reason or progress.epoch < epochs):
             (folder / "DONE").unlink()
     if reason and progress.epoch == epochs:
         warnings.warn(f"the run in {folder} is damaged: {reason}; it is tested again", DamageWarning, stacklevel=2)
-
-
-def finish(folder: Path, summary: dict[str, Any]) -> None:
-    """Write the summary; then `DONE`, which `sha256sum --check` can read."""
-    write_whole(folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
-    write_whole(folder / "DONE", _sums(folder))
-
-
-def test_of(folder: Path, epoch: int) -> dict[str, Any] | None:
-    """The test of an epoch alone, where the run is finished and its best epoch was this one."""
     if not (folder / "DONE").exists():
-        return None
-    if reason := _damage(folder):
-        raise UserError(f"the run in {folder} is damaged: {reason}; resume it, and it is tested again")
-    test = parse_json(read_bytes(folder / "summary.json"))["test"]
-    return test["best"] if test is not None and test["best"]["epoch"] == epoch else None
+        _tell_lost(folder, best_epochs(progress.metrics))
 
 
-def _damage(folder: Path) -> str:
-    """What is not as it was when the run in a folder was finished; "" if all is."""
-    try:
-        summary, sums = parse_json(read_bytes(folder / "summary.json")), read_text(folder / "DONE")
-        if isinstance(summary, dict) and sums in ("", _sums(folder)):  # "": runs finished before 0.1
-            return ""
-        return "its files do not match the checksums in DONE"
-    except (OSError, ValueError) as error:
-        return f"summary.json: {error.strerror if isinstance(error, OSError) else error}"
-
-
-def _sums(folder: Path) -> str:
-    names = ("config.json", "metrics.jsonl", "summary.json")
-    return "".join(f"{sha256(read_bytes(folder / name))}  {name}\n" for name in names)
+def _tell_lost(folder: Path, epochs: list[int]) -> None:
+    """Say which of the best epochs have no checkpoint any more, while there is time to bring it back."""
+    lost = [epoch for epoch in sorted(epochs) if not checkpoints.of_epoch(folder / "checkpoints", epoch).exists()]
+    if lost:
+        warnings.warn(
+            f"the run in {folder} has lost checkpoints of its best epochs so far ({', '.join(map(str, lost))}): unless"
+            " others become better, the test will need them, so restore them from a copy",
+            DamageWarning,
+            stacklevel=3,
+        )
 
 
 def write_lines(folder: Path, progress: Progress) -> None:

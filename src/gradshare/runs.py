@@ -23,6 +23,7 @@ from gradshare.errors import UserError
 from gradshare.learner import Learner, Precision
 from gradshare.sharing import GradientSharing
 from gradshare.training import Trained, train
+from gradshare.workers import own_cores
 
 METHODS: dict[str, Callable[..., Learner]] = {
     "maml": algorithms.maml,
@@ -96,7 +97,7 @@ def settle(config: RunConfig, group: Group = ALONE) -> RunConfig:
         raise UserError(f"{group.local_size} processes on {torch.cuda.device_count()} GPUs: each needs one of its own")
     recorded = device == "cuda" and group.size == 1
     engine = ("graph" if recorded else "eager") if config.engine == "auto" else config.engine
-    cores = max(1, (os.cpu_count() or 1) // group.local_size)
+    cores = max(1, own_cores() // group.local_size)
     config = replace(config, device=device, engine=engine, threads=config.threads or cores)
     reason = _lacking(config)
     if config.precision == "auto":

@@ -10,10 +10,11 @@ from gradshare import checkpoints
 from gradshare.config import RunConfig, identity, read_config, run_config
 from gradshare.data.dataset import Dataset, load_dataset
 from gradshare.errors import UserError
+from gradshare.finished import test_of
 from gradshare.learner import Learner, MetaState
 from gradshare.model_card import Card, Score
 from gradshare.pretrained import write_model
-from gradshare.run_folder import best_epochs, load_epoch, test_of
+from gradshare.run_folder import best_epochs, load_epoch
 from gradshare.runs import build_learner
 
 OF_THE_MACHINE = ("device", "engine", "precision", "threads")

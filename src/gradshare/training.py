@@ -26,6 +26,7 @@ from gradshare.episodes import Episodes, Shape, TaskSource, task_key
 from gradshare.errors import UserError
 from gradshare.evaluation import Evaluation, evaluate, finite_mean
 from gradshare.files import write_whole
+from gradshare.finished import finish
 from gradshare.graphs import Engine, GraphedPrediction, GraphedStep, chosen_engine
 from gradshare.interruption import Interrupted, stop_requests
 from gradshare.learner import Learner, MetaState, Outcome, Precision
@@ -36,7 +37,6 @@ from gradshare.run_folder import (
     best_epochs,
     best_value,
     described,
-    finish,
     gates,
     lengthen,
     load_epoch,

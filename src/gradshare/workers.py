@@ -65,11 +65,16 @@ def _work(target: Callable[..., object], *arguments: Any) -> None:
     target(*arguments)
 
 
+def own_cores() -> int:
+    """Cores that this process may use: a scheduler often gives it fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def side_by_side(jobs: int, count: int, device: str) -> tuple[int, int]:
     """How many of `count` trainings to run at a time, and the threads of each; `jobs` is the wish, 0 for none.
 
     On a CPU two trainings side by side, a core each, beat one on all cores; a GPU is best used by one.
     """
-    cores = os.cpu_count() or 1
+    cores = own_cores()
     jobs = min(jobs or (cores if device == "cpu" else 1), count)
     return jobs, max(1, cores // jobs)

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from gradshare.errors import UserError
+
+
+def check_current(device: torch.device) -> None:
+    """Refuse a GPU that is not the process's current one: graphs and kernels would run on another than its tensors'."""
+    if device.type == "cuda" and device.index is not None and torch.cuda.is_available():
+        if device.index != torch.cuda.current_device():
+            raise UserError(
+                f"{device} is not this process's current GPU: call torch.cuda.set_device({device.index}) first"
+            )
 
 
 def lacking(module: nn.Module, adapted: tuple[str, ...]) -> str | None:
@@ -33,6 +45,7 @@ def lacking(module: nn.Module, adapted: tuple[str, ...]) -> str | None:
 
     if not (module.head.weight.is_cuda or INTERPRETED):
         return "they need an NVIDIA GPU"
+    check_current(module.head.weight.device)
     return None
 
 

@@ -147,6 +147,7 @@ def _run(run: Run, experiment: Experiment, place: int) -> dict[str, Any]:
         "skipped": run.skipped,
         "diverged_tasks": run.diverged_tasks,
         "saturated": run.saturated,
+        "damage": run.damage,
         "epochs": len(run.epochs),
         "epochs_without_value": int((~np.isfinite(run.val)).sum()),
         "planned_epochs": planned if isinstance(planned, int) else None,

@@ -104,7 +104,8 @@ def _state(arm: dict[str, Any]) -> str:
     failed = f"It {how}: {arm['reason'].rstrip('.')}." if arm["reason"] and not arm["finished"] else ""
     lost = arm["epochs_without_value"]
     valueless = f"In {count(lost, 'epoch')} it has no finite validation value." if lost else ""
-    return _join(unfinished, failed, valueless, _not_finite(arm))
+    changed = f"It is not as it was when it was finished: {arm['damage'].rstrip('.')}." if arm["damage"] else ""
+    return _join(unfinished, failed, changed, valueless, _not_finite(arm))
 
 
 def _not_finite(arm: dict[str, Any]) -> str:

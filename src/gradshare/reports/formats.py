@@ -110,7 +110,7 @@ def _run_row(name: str, arm: dict[str, Any], experiments: list[dict[str, Any]]) 
     return {
         "name": name,
         **_setting(experiments[arm["experiment"]]),
-        **{key: arm[key] for key in ("arm", "seed", "state", "reason", "skipped", "saturated")},
+        **{key: arm[key] for key in ("arm", "seed", "state", "reason", "skipped", "saturated", "damage")},
         **{key: arm[key] for key in own},
         **{f"test_{kind}{end}": tests[kind].get(key) for kind in tests for key, end in ends},
         **{key: versus.get(key) for key in compared + counts},

@@ -141,7 +141,7 @@ def _table_row(row: list[Cell], arm: str, place: int) -> str:
 
 def _cell(cell: Cell, arm: str) -> str:
     value = "" if cell.value is None else escape(str(cell.value))
-    mark = r"(?:unfinished|running|waiting|failed|diverged|steps skipped|tasks diverged|gate saturated)"
+    mark = r"(?:unfinished|running|waiting|failed|diverged|steps skipped|tasks diverged|gate saturated|files changed)"
     text = re.sub(rf"(\({mark}(?:, {mark})*\))$", r"<span class=state>\1</span>", _prose(cell.text))
     beside = f"<small>{_prose(cell.beside)}</small>" if cell.beside else ""
     return f'<td data-value="{value}">{_swatch(arm) if arm else ""}{text}{beside}</td>'

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from gradshare.divergence import read_note, saturated
 from gradshare.errors import UserError
 from gradshare.files import opened
+from gradshare.finished import damage
 from gradshare.grid.cells import NOTES, Cell, planned
 from gradshare.locks import holder
 from gradshare.reading import read_bytes
@@ -67,6 +68,8 @@ class Run:
     """Validation tasks without a finite loss, in the epoch that has most."""
     saturated: str = ""
     """The first gate that is saturated, since when, and what that means; "" if none is."""
+    damage: str = ""
+    """What is not as it was when the run was finished; "" if all is."""
 
 
 def read_run(folder: Path) -> Run:
@@ -107,6 +110,7 @@ def read_run(folder: Path) -> Run:
         skipped=sum(record.count_or_none("skipped") for record in metrics),
         diverged_tasks=max((record.count_or_none("val_diverged") for record in metrics), default=0),
         saturated=_saturated(metrics),
+        damage=damage(folder),
     )
 
 

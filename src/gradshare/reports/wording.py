@@ -46,6 +46,7 @@ def marks(arm: dict[str, Any]) -> list[str]:
         "steps skipped": arm["skipped"],
         "tasks diverged": arm["diverged_tasks"],
         "gate saturated": arm["saturated"],
+        "files changed": arm["damage"],
     }
     return [mark for mark, holds in found.items() if holds]
 
