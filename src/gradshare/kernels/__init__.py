@@ -12,11 +12,10 @@ from gradshare.errors import UserError
 
 def check_current(device: torch.device) -> None:
     """Refuse a GPU that is not the process's current one: graphs and kernels would run on another than its tensors'."""
-    if device.type == "cuda" and device.index is not None and torch.cuda.is_available():
-        if device.index != torch.cuda.current_device():
-            raise UserError(
-                f"{device} is not this process's current GPU: call torch.cuda.set_device({device.index}) first"
-            )
+    if device.type != "cuda" or device.index is None or not torch.cuda.is_available():
+        return
+    if device.index != torch.cuda.current_device():
+        raise UserError(f"{device} is not this process's current GPU: call torch.cuda.set_device({device.index}) first")
 
 
 def lacking(module: nn.Module, adapted: tuple[str, ...]) -> str | None:
