@@ -17,7 +17,7 @@ pytest.importorskip("triton", reason="the kernels are written in Triton, which i
 import gradshare as gs
 from gradshare.kernels import filters, first_block, launch
 from gradshare.kernels.packed import PackedConv4
-from gradshare.learner import flatten
+from gradshare.state import flatten
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")

@@ -38,6 +38,7 @@ SHARING: dict[str, Any] = {
     "conditioned, global": gs.GradientSharing("global", conditioned=True),
     "conditioned, tensor": gs.GradientSharing("tensor", conditioned=True),
 }
+FOR_LONG = ("tensor", "memory only, global", "conditioned, global")
 RUN: dict[str, Any] = dict(
     epochs=3, iterations=4, tasks=4, ways=3, queries=3, val_tasks=7, test_tasks=5, eval_batch=2, outer_lr=1e-2
 )
@@ -135,6 +136,10 @@ def core(group: gs.Group) -> dict[str, dict[str, Tensor]]:
             found[f"step: {algorithm}, {sharing}"] = one_step(learner_of(algorithm, sharing), group)
         if "," not in algorithm:
             found[f"20 steps: {algorithm}"] = twenty_steps(learner_of(algorithm, "global"), group)
+    for sharing in FOR_LONG:
+        found[f"20 steps: {sharing}"] = twenty_steps(learner_of("maml", sharing), group)
+    ours = gs.Conv4(3, filters=3, image=(1, 16, 16)).double()
+    found["20 steps: Conv4"] = twenty_steps(gs.maml(ours, steps=2, sharing=gs.GradientSharing()), group)
     return found
 
 

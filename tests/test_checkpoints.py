@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import torch as safetensors
 from test_training import TINY, StopAt, learner, same_run
 
 import gradshare as gs
@@ -32,11 +33,12 @@ from gradshare.interruption import Interrupted
 
 
 def progress(epoch: int, iteration: int = 0) -> Progress:
-    return Progress(epoch, iteration, 0.5, [{"epoch": e + 1} for e in range(epoch)], [{}] * epoch)
+    values = {"val_accuracy": 0.5, "val_loss": 1.0, "val_interval": 0.1}
+    return Progress(epoch, iteration, 0.5, [{"epoch": e + 1, **values} for e in range(epoch)], [{}] * epoch)
 
 
 def save(folder: Path, epoch: int, iteration: int = 0, value: float | None = None) -> Path:
-    tensor = torch.full((4, 3), epoch if value is None else value)
+    tensor = torch.full((4, 3), float(epoch) if value is None else value)
     return checkpoints.save(folder, progress(epoch, iteration), {"params/w": tensor, "seen": torch.tensor(True)})
 
 
@@ -49,6 +51,10 @@ def flip(path: Path, at: int, bit: int = 1) -> None:
     content = bytearray(path.read_bytes())
     content[at] ^= bit
     path.write_bytes(content)
+
+
+def lines(**values: Any) -> list[dict[str, Any]]:
+    return [{**line, **values} for line in progress(2).metrics]
 
 
 def rehash(path: Path, content: bytes) -> None:
@@ -90,6 +96,13 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "another moment": lambda path: shutil.copytree(path.with_name(Progress(1).name), path, dirs_exist_ok=True),
     "epochs that do not add up": lambda path: reseal(path / "checkpoint.json", metrics=[{"epoch": 2}, {"epoch": 1}]),
     "metrics of another kind": lambda path: reseal(path / "checkpoint.json", metrics=[1, 2]),
+    "metrics without a value": lambda path: reseal(path / "checkpoint.json", metrics=[{"epoch": 1}, {"epoch": 2}]),
+    "a value that is text": lambda path: reseal(path / "checkpoint.json", metrics=lines(val_accuracy="0.5")),
+    "a value that is no number": lambda path: reseal(path / "checkpoint.json", metrics=lines(m=[float("nan")])),
+    "a count that is a list": lambda path: reseal(path / "checkpoint.json", metrics=lines(val_diverged=[1])),
+    "timings of another kind": lambda path: reseal(path / "checkpoint.json", timings=5),
+    "seconds that are text": lambda path: reseal(path / "checkpoint.json", seconds="1"),
+    "whole numbers as weights": lambda path: rehash(path, safetensors.save({"params/w": torch.ones(4, 3).int()})),
     "progress unknown": lambda path: reseal(path / "checkpoint.json", colour="red"),
     "a version that never was": lambda path: reseal(path / "checkpoint.json", version=0),
     "a pickle": lambda path: rehash(path, pickle.dumps(Unpickled())),
@@ -114,6 +127,39 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(
     shutil.rmtree(tmp_path / "epoch-0001-iteration-0000")
     with pytest.raises(Damaged, match=r"none of the 1 in .* is sound: restore one"):
         checkpoints.newest(tmp_path)
+
+
+def test_an_epoch_beyond_all_lines_costs_nothing(tmp_path: Path) -> None:
+    far = save(tmp_path, 1).rename(tmp_path / Progress(10**12).name)
+    reseal(far / "checkpoint.json", epoch=10**12)
+    with pytest.raises(Damaged, match=r"it is of epoch 1000000000000, with the metrics of epochs \[1\]"):
+        checkpoints.load(far)
+
+
+def test_a_file_that_memory_is_too_small_for_is_named_and_the_checkpoint_before_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class TooLarge:
+        def __enter__(self) -> TooLarge:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def read(self) -> bytes:
+            raise MemoryError
+
+    whole = os.fdopen
+    large = {(save(tmp_path, 2) / "tensors.safetensors").stat().st_ino}
+    save(tmp_path, 1)
+    monkeypatch.setattr(
+        "gradshare.reading.os.fdopen",
+        lambda file, *rest, **more: TooLarge() if os.fstat(file).st_ino in large else whole(file, *rest, **more),
+    )
+    with pytest.warns(
+        DamageWarning, match=r"tensors\.safetensors is too large to read: \d+ bytes; epoch-0001-\S+ is used"
+    ):
+        found = checkpoints.newest(tmp_path)
+    assert found is not None and found[0] == progress(1)
 
 
 def test_a_newer_checkpoint_is_neither_damaged_nor_passed_over(tmp_path: Path) -> None:
@@ -301,6 +347,76 @@ def test_a_damaged_best_epoch_stops_the_test(copy: Path, dataset: gs.Dataset) ->
     with pytest.raises(Damaged, match=message):
         gs.load_run(copy).state(1)
     gs.load_run(copy).state(2)
+
+
+def without(name: str) -> Callable[[dict[str, Any]], object]:
+    return lambda tensors: tensors.pop(name)
+
+
+def as_if(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[dict[str, Any]], object]:
+    return lambda tensors: tensors.update({name: change(tensors[name]).contiguous()})
+
+
+MOMENT = "adam/exp_avg/params/head.weight"
+UNFIT: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "no log": (without("log"), "log is nothing"),
+    "a longer log": (as_if("log", lambda log: log.repeat(1, 2)), r"log is float32 \[2, \d+\]"),
+    "faults of another shape": (as_if("faults", lambda faults: faults[None]), "faults is"),
+    "weights of another type": (as_if("params/head.weight", lambda w: w.double()), "params/head.weight is float64"),
+    "a moment of another shape": (as_if(MOMENT, lambda moment: moment.flatten()), "exp_avg is float32"),
+    "a moment without its step": (without(MOMENT.replace("exp_avg", "step")), "step is nothing"),
+    "a moment that is not finite": (as_if(MOMENT, lambda moment: moment * torch.nan), "is not finite"),
+}
+
+
+@pytest.mark.parametrize("kind", UNFIT)
+def test_tensors_that_do_not_fit_are_refused_before_any_is_used(
+    copy: Path, dataset: gs.Dataset, kind: str, tmp_path: Path
+) -> None:
+    """Of a checkpoint whose checksums are right: somebody else wrote it."""
+    change, message = UNFIT[kind]
+    newest = copy / "checkpoints" / Progress(3).name
+    tensors = safetensors.load_file(newest / "tensors.safetensors")
+    change(tensors)
+    rehash(newest, safetensors.save(tensors))
+    with pytest.raises(gs.UserError, match=message):
+        gs.train(learner(), dataset, copy, resume=True, **TINY | {"epochs": 4})
+
+
+def test_a_checkpoint_after_the_end_of_its_epoch_is_refused(copy: Path, dataset: gs.Dataset) -> None:
+    newest = copy / "checkpoints" / Progress(3).name
+    reseal(newest / "checkpoint.json", iteration=99)
+    newest.rename(newest.with_name(Progress(3, 99).name))
+    with pytest.raises(gs.UserError, match=r"epoch-0003-iteration-0099 in .* is after the \d+ iterations of an epoch"):
+        gs.train(learner(), dataset, copy, resume=True, **TINY | {"epochs": 4})
+
+
+@pytest.mark.parametrize("plant", ["link", "pipe"])
+@pytest.mark.parametrize("begun", [False, True])
+def test_nothing_planted_where_we_write_is_written_through(
+    copy: Path, dataset: gs.Dataset, tmp_path: Path, plant: str, begun: bool
+) -> None:
+    folder = copy if begun else tmp_path / "new"
+    folder.mkdir(exist_ok=True)
+    (tmp_path / "thesis").write_text("years of work")
+    if plant == "link":
+        (folder / ".config.json.new").symlink_to(tmp_path / "thesis")
+    else:
+        os.mkfifo(folder / ".config.json.new")
+    gs.train(learner(), dataset, folder, resume=begun, **TINY | {"epochs": 4 if begun else 1})
+    assert (tmp_path / "thesis").read_text() == "years of work"
+    assert not (folder / "config.json").is_symlink() and not (folder / ".config.json.new").exists()
+
+
+@pytest.mark.parametrize(
+    "summary", ['{"best_epoch": 9, "test": null}', "{}", '{"best_epoch": "\\u001b", "test": null}']
+)
+def test_an_empty_done_vouches_for_nothing(finished: Path, copy: Path, dataset: gs.Dataset, summary: str) -> None:
+    (copy / "DONE").write_text("")
+    (copy / "summary.json").write_text(summary)
+    with pytest.warns(DamageWarning, match=r"is damaged: .*; it is tested again"):
+        gs.train(learner(), dataset, copy, resume=True, **TINY)
+    same_run(finished, copy)
 
 
 def test_a_lost_best_epoch_is_told_as_soon_as_the_run_goes_on(

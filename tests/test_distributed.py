@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -129,7 +130,7 @@ def test_loss_meta_gradients_and_memory_are_those_of_one_process(both: Both, alg
 
 def test_after_20_iterations_all_is_as_in_one_process(both: Both) -> None:
     names = [name for name in both.one["core"] if name.startswith("20 steps")]
-    assert len(names) == 5
+    assert len(names) == 5 + len(several.FOR_LONG) + 1
     for found in both.each:
         assert {n: d for n in names if (d := differences(found["core"][n], both.one["core"][n]))} == {}
 
@@ -220,8 +221,9 @@ def test_a_graph_is_refused(dataset: gs.Dataset, tmp_path: Path, monkeypatch: py
 
 
 def cli(blobs: Path, out: Path, *more: object) -> list[str]:
-    words = ["train", "--dataset", blobs, *SMALL, "--inner-lr", "0.3", "--out", out, *more]
-    return [str(word) for word in words]
+    options = [*SMALL, "--dataset", blobs, "--inner-lr", "0.3", "--out", out, *more]
+    last = dict(zip(options[::2], options[1::2], strict=True))
+    return ["train", *(str(word) for option in last.items() for word in option)]
 
 
 def torchrun(size: int, words: list[str]) -> subprocess.Popen[str]:
@@ -244,27 +246,30 @@ def workers_of(launcher: subprocess.Popen[str]) -> list[int]:
     return [ranks[rank] for rank in sorted(ranks)]
 
 
-def wait_for_epoch(process: subprocess.Popen[str]) -> None:
+def wait_for_epoch(process: subprocess.Popen[str], size: int = 2) -> None:
     assert process.stdout is not None
     first = process.stdout.readline()
-    assert first.startswith("2 processes, each on the CPU, 1 thread"), first
+    assert first.startswith(f"{size} processes, each on the CPU, 1 thread"), first
     assert "epoch 1/" in process.stdout.readline()
 
 
-def test_a_killed_process_ends_all_and_the_run_goes_on(blobs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "victim"), [(2, 1), (2, 0), (3, 1)])
+def test_a_killed_process_ends_all_and_the_run_goes_on(blobs: Path, tmp_path: Path, size: int, victim: int) -> None:
     out = tmp_path / "run"
-    with torchrun(2, cli(blobs, out, "--epochs", 200, "--iterations", 10)) as process:
-        wait_for_epoch(process)
-        os.kill(workers_of(process)[1], signal.SIGKILL)
+    with torchrun(size, cli(blobs, out, "--epochs", 200, "--iterations", 10, "--tasks", 3)) as process:
+        wait_for_epoch(process, size)
+        os.kill(workers_of(process)[victim], signal.SIGKILL)
         killed = time.monotonic()
         _, errors = process.communicate(timeout=60)
         assert time.monotonic() - killed < 30
     assert process.returncode == 1 and "exitcode  : -9" in errors
     said = [line for line in errors.splitlines() if line.startswith(("gradshare:", "to go on:"))]
     assert len(said) == 2, errors
-    assert said[0].startswith("gradshare: process 0 of 2 lost another one, which ended or gave no sign of life (")
+    left = "".join(str(rank) for rank in range(size) if rank != victim)
+    lost = rf"gradshare: process [{left}] of {size} lost another one, which ended or gave no sign of life \("
+    assert re.match(lost, said[0]), said
     assert said[0].endswith("; all up to the last checkpoint is kept")
-    assert said[1] == f"to go on: torchrun --nproc-per-node 2 -m gradshare train --resume {out}"
+    assert said[1] == f"to go on: torchrun --nproc-per-node {size} -m gradshare train --resume {out}"
     assert not (out / "DONE").exists()
     config = json.loads((out / "config.json").read_text())
     del config["sha256"]  # changed by hand
@@ -323,6 +328,26 @@ def test_a_process_that_hangs_is_given_up(blobs: Path, tmp_path: Path) -> None:
     processes[1].communicate()
     assert 2 < time.monotonic() - stopped < 20 and code == 1
     assert "lost another one, which ended or gave no sign of life" in errors and "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("environment", "words", "message"),
+    [
+        ({"RANK": "3"}, ["--ways", "1"], "ways is 1; it must be at least 2"),  # one process, whatever its number
+        ({"RANK": "1", "WORLD_SIZE": "2"}, [], "the processes did not meet: .*MASTER_ADDR"),
+        ({"RANK": "x", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, [], "did not meet: "),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, [], "did not meet: "),
+    ],
+)
+def test_processes_that_do_not_meet_say_so(
+    blobs: Path, tmp_path: Path, environment: dict[str, str], words: list[str], message: str
+) -> None:
+    run = [sys.executable, "-m", "gradshare", *cli(blobs, tmp_path / "run", "--timeout", 2, *words)]
+    pipes: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60, "check": False}
+    result = subprocess.run(run, env={**os.environ, **environment}, **pipes)
+    told = [line for line in result.stderr.splitlines() if line.startswith("gradshare: ")]  # PyTorch adds its own
+    assert result.returncode == 2 and len(told) == 1 and re.search(message, told[0]), result.stderr
+    assert "Traceback" not in result.stderr and not (tmp_path / "run").exists()
 
 
 def test_more_processes_than_tasks_are_refused_in_one_sentence(blobs: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from gradshare import checkpoints, comparison
 from gradshare.config import RunConfig, Training
 from gradshare.display import PlainScreen, RunDisplay
 from gradshare.divergence import LIMIT, Diverged, read_note, saturated
+from gradshare.finished import finish
 from gradshare.inner import InnerRule
 from gradshare.interruption import Interrupted
 from gradshare.outer import adam_tensors
@@ -406,6 +407,7 @@ def test_reports_mark_steps_and_tasks_that_were_not_finite(tmp_path: Path) -> No
     told = copy.deepcopy(written)
     told[0]["skipped"], told[2]["skipped"], told[2]["val_diverged"] = 3, 4, 2
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))
+    finish(folder, {"best_epoch": 1, "test": None})
     comparison = write_report(tmp_path)
     assert "original (steps skipped, tasks diverged)" in markdown_table(comparison)
     text = findings(comparison)[0].text

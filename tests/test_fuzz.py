@@ -7,20 +7,24 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fuzzing import CASES, REPORT, RESUMED, Play, without_long_work, write_data
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from safetensors import torch as safetensors
 
 import gradshare as gs
 import gradshare.reports.write
+from gradshare import finished
 from gradshare.config import RunConfig
+from gradshare.files import sealed, sha256
 from gradshare.presets import EVERY_ARM
 from gradshare.reports.figures import image
 from gradshare.runs import run
@@ -39,7 +43,14 @@ OPTIONS: dict[str, Any] = {
     },
     **{"steps": 1, "device": "cpu", "threads": 1, "engine": "eager", "precision": "float32"},
 }
-SHARES = {"command lines": 0.4, "configs": 0.2, "presets": 0.1, "run folders": 0.15, "metrics": 0.15}
+SHARES = {
+    "command lines": 0.35,
+    "configs": 0.2,
+    "presets": 0.1,
+    "run folders": 0.15,
+    "checkpoints": 0.1,
+    "metrics": 0.1,
+}
 
 
 def cases(family: str) -> settings:
@@ -396,6 +407,7 @@ def test_presets(play: Play, name: str, line: str) -> None:
 
 # run folders
 
+LONGER = ["train", "--resume", "made/shared", "--epochs", "3"]
 PLACES = ["config.json", "metrics.jsonl", "timings.jsonl", "summary.json", "DONE", "checkpoints", "report.html"]
 PLACES += ["checkpoints/epoch-0002-iteration-0000", "checkpoints/epoch-0001-iteration-0000/checkpoint.json"]
 PLACES += [f"checkpoints/epoch-0002-iteration-0000/{name}" for name in ("checkpoint.json", "tensors.safetensors")]
@@ -404,6 +416,8 @@ PLACES += [
     "checkpoints/.epoch-0001-iteration-0000",
     "diverged.json",
     "extra",
+    ".config.json.new",
+    ".metrics.jsonl.new",
 ]
 PLACES += [
     "../.shared.lock",
@@ -442,7 +456,7 @@ def damage(path: Path, change: str, content: bytes) -> None:
 @given(
     changes=st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(CHANGES)), min_size=1, max_size=3),
     content=st.one_of(st.binary(max_size=60), damaged(CONFIG)),
-    words=st.sampled_from([*ON_A_RUN, ["report", "made"], ["train", "--out", "made/shared"]]),
+    words=st.sampled_from([*ON_A_RUN, ["report", "made"], ["train", "--out", "made/shared"], LONGER]),
     begun=st.sampled_from(["run", "unfinished"]),
 )
 def test_run_folders(play: Play, changes: list[tuple[str, str]], content: bytes, words: list[str], begun: str) -> None:
@@ -451,6 +465,49 @@ def test_run_folders(play: Play, changes: list[tuple[str, str]], content: bytes,
             with suppress(OSError):  # below what is no folder any more
                 damage(folder / place, change, content)
         play.case("run folders", *words, may_change=REPORT | RESUMED, own=folder)
+
+
+# checkpoints whose checksums are right, and whose content is another's
+
+NEWEST = "checkpoints/epoch-0002-iteration-0000"
+CHANGED_TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "flat": lambda tensor: tensor.flatten(),
+    "longer": lambda tensor: tensor[None].repeat(2, *[1] * tensor.dim()),
+    "whole numbers": lambda tensor: tensor.to(torch.int8),
+    "half": lambda tensor: tensor.half(),
+    "complex": lambda tensor: tensor.to(torch.complex64),
+    "no number": lambda tensor: tensor * torch.nan if tensor.is_floating_point() else ~tensor,
+}
+
+
+@cases("checkpoints")
+@given(
+    entry=st.sampled_from(["epoch", "iteration", "seconds", "metrics", "timings", "run", "version", "line", "extra"]),
+    value=VALUE,
+    tensor=st.integers(0, 100),
+    change=st.sampled_from(["none", "gone", "another name", *CHANGED_TENSORS]),
+    words=st.sampled_from([*ON_A_RUN, LONGER, ["export", "made/shared", "new"]]),
+)
+def test_checkpoints(play: Play, entry: str, value: Any, tensor: int, change: str, words: list[str]) -> None:
+    with play.copy("unfinished", "made/shared") as folder:
+        about = json.loads((folder / NEWEST / "checkpoint.json").read_text())
+        tensors = safetensors.load_file(folder / NEWEST / "tensors.safetensors")
+        if change == "none":
+            place = about["metrics"][0] if entry == "line" else about
+            place[list(place)[tensor % len(place)] if entry == "line" else entry] = value
+        else:
+            name = sorted(tensors)[tensor % len(tensors)]
+            found = tensors.pop(name)
+            if change == "another name":
+                tensors[f"params/{name}"] = found
+            elif change != "gone":
+                tensors[name] = CHANGED_TENSORS[change](found).contiguous()
+        content = safetensors.save(tensors)
+        (folder / NEWEST / "tensors.safetensors").write_bytes(content)
+        rest = {**about, "tensors_sha256": sha256(content)}
+        del rest["sha256"]
+        (folder / NEWEST / "checkpoint.json").write_text(json.dumps(sealed(rest)))
+        play.case("checkpoints", *words, may_change=REPORT | RESUMED, own=folder)
 
 
 # metrics
@@ -520,5 +577,5 @@ def test_metrics(play: Play, metrics: bytes, timings: bytes, summary: bytes, wor
         (folder / "timings.jsonl").write_bytes(timings)
         if done:
             (folder / "summary.json").write_bytes(summary)
-            (folder / "DONE").touch()
+            (folder / "DONE").write_text(finished._sums(folder))  # as if all this were ours
         play.case("metrics", *words, may_change=REPORT | RESUMED, own=folder)

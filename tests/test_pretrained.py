@@ -19,6 +19,7 @@ from test_training import TINY, learner
 from torch import nn
 
 import gradshare as gs
+from gradshare import pretrained
 from gradshare.config import Arm, Method
 from gradshare.display import Silent
 from gradshare.files import opened, sealed, sha256
@@ -263,6 +264,23 @@ def test_a_folder_is_whole_or_not_there(example: Path, tmp_path: Path, monkeypat
     with pytest.raises(gs.UserError, match=r"cannot write .*model: No space left on device"):
         gs.load_run(example / "run").save_pretrained(tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_at_once_leave_one_whole_model(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved, write, begun = gs.load_run(example / "run"), pretrained.write_synced, []
+
+    def slow(path: Path, content: bytes) -> None:
+        write(path, content)
+        if not begun:  # the first has written a part: the second is written as a whole meanwhile
+            begun.append(path)
+            saved.save_pretrained(tmp_path / "model")
+
+    monkeypatch.setattr(pretrained, "write_synced", slow)
+    (tmp_path / ".model.new").mkdir()  # of one that was killed, by an earlier version
+    with pytest.raises(gs.UserError, match=r"cannot write .*model: Directory not empty"):
+        saved.save_pretrained(tmp_path / "model")
+    assert gs.from_pretrained(tmp_path / "model")[0].steps == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".model.new", "model"]
 
 
 def test_export_by_the_command_line(

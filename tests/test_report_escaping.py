@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import warnings
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +21,10 @@ from hypothesis import strategies as st
 from test_reports import make_run
 
 import gradshare.reports.write
+from gradshare.cli import _print_summary
+from gradshare.errors import DamageWarning, say_warnings_plainly
 from gradshare.limits import printable
+from gradshare.model_card import Card
 from gradshare.reports import write_report
 from gradshare.reports.formats import latex_text
 from gradshare.reports.page_style import SCRIPT
@@ -212,6 +216,21 @@ def test_a_terminal_gets_no_control(report: Path) -> None:
         assert "\\x1b[31m" in ended.out + ended.err
         assert not [one for one in ended.err if not one.isprintable() and one != "\n"]
         assert not [one for one in ended.out.rpartition("report: ")[0] if not one.isprintable() and one != "\n"]
+
+
+def test_a_warning_a_summary_and_a_model_card_have_no_control(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hostile = "\x1b]0;pwned\x07\u202e"
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # put back at the end
+    say_warnings_plainly()
+    assert warnings.formatwarning(DamageWarning(f"checkpoint {hostile}"), DamageWarning, "file", 1) == (
+        "gradshare: checkpoint \\x1b]0;pwned\\x07\\u202e\n"
+    )
+    _print_summary(Path(hostile), {"best_epoch": hostile, "test": None})
+    card = Card("mit", hostile, [], [], {"dataset": hostile}).text(hostile, own=True)
+    shown = capsys.readouterr().out + card
+    assert shown.count("pwned") >= 4 and not [one for one in shown if not one.isprintable() and one != "\n"]
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on the PATH")

@@ -214,7 +214,7 @@ def test_resuming_with_other_options_is_refused(uninterrupted: Path, dataset: gs
 def test_resuming_with_another_learner_is_refused(dataset: gs.Dataset, tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         gs.train(learner(), dataset, tmp_path, display=StopAt(1, 1), **TINY)
-    with pytest.raises(gs.UserError, match="does not fit the learner: learned/sharing/m is"):
+    with pytest.raises(gs.UserError, match=r"does not fit the learner: learned/per_step/norms\.0\.bias is"):
         gs.train(learner(steps=3), dataset, tmp_path, resume=True, **TINY)
 
 

@@ -22,11 +22,12 @@ _HOME = {
     "errors": ["UserError"],
     "evaluation": ["Evaluation", "evaluate"],
     "inner": ["InnerRule", "chain", "rate_per_element", "rate_per_tensor_and_step", "scale", "stop_gradient"],
-    "learner": ["Learner", "MetaState", "Outcome"],
+    "learner": ["Learner", "Outcome"],
     "outer": ["meta_step", "optimiser"],
     "pretrained": ["from_pretrained", "save_pretrained"],
     "saved": ["load_run"],
     "sharing": ["GradientSharing", "share_gradients"],
+    "state": ["MetaState"],
     "torchrun": ["processes"],
     "training": ["train"],
 }
@@ -45,11 +46,12 @@ if TYPE_CHECKING:
     from gradshare.errors import UserError
     from gradshare.evaluation import Evaluation, evaluate
     from gradshare.inner import InnerRule, chain, rate_per_element, rate_per_tensor_and_step, scale, stop_gradient
-    from gradshare.learner import Learner, MetaState, Outcome
+    from gradshare.learner import Learner, Outcome
     from gradshare.outer import meta_step, optimiser
     from gradshare.pretrained import from_pretrained, save_pretrained
     from gradshare.saved import load_run
     from gradshare.sharing import GradientSharing, share_gradients
+    from gradshare.state import MetaState
     from gradshare.torchrun import processes
     from gradshare.training import train
 

@@ -28,6 +28,7 @@ from gradshare.reading import parse_json, read_bytes
 
 NAME = re.compile(r"epoch-(\d+)-iteration-(\d+)")
 VERSION = 1
+TRAINED = ("params/", "learned/")  # how the names of tensors begin that have gradients
 REPLACED = ".replaced"  # how the name of a checkpoint ends while another takes its place; it begins with a dot
 
 
@@ -95,18 +96,36 @@ def load(path: Path, run: str = "") -> tuple[Progress, dict[str, Tensor]]:
         if content.pop("tensors_sha256") != sha256(tensors):
             raise ValueError("tensors.safetensors does not match its checksum")
         progress = Progress(**content)
-        epochs = [line["epoch"] for line in progress.metrics]
-        if version != VERSION or progress.name != path.name or epochs != [*range(1, progress.epoch + 1)]:
-            raise ValueError(f"it holds version {version} of {progress.name}, with the metrics of epochs {epochs}")
+        if version != VERSION or progress.name != path.name:
+            raise ValueError(f"it holds version {version} of {progress.name}")
+        _check_lines(progress)
         if run and progress.run not in ("", run):
             raise ValueError("it is of a run with other options than config.json has")
-        return progress, dict(sorted(safetensors.load(tensors).items()))  # whose own order changes
+        found = dict(sorted(safetensors.load(tensors).items()))  # whose own order changes
+        if odd := [name for name, one in found.items() if name.startswith(TRAINED) and not one.is_floating_point()]:
+            raise ValueError(f"{odd[0]} is {found[odd[0]].dtype}, which nothing trains")
+        return progress, found
     except Newer:
         raise
     except PermissionError as error:
         raise UserError(f"cannot read {error.filename}: {error.strerror}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise Damaged(f"checkpoint {path} is damaged: {_reason(error)}") from None
+
+
+def _check_lines(progress: Progress) -> None:
+    """Refuse lines that a run could not go on from."""
+    epochs = [line["epoch"] for line in progress.metrics]
+    if len(epochs) != progress.epoch or epochs != [*range(1, len(epochs) + 1)]:
+        raise ValueError(f"it is of epoch {progress.epoch}, with the metrics of epochs {str(epochs)[:60]}")
+    json.dumps(asdict(progress), allow_nan=False)  # else it could not be written either
+    values = [line[name] for line in progress.metrics for name in ("val_accuracy", "val_loss", "val_interval")]
+    values += [line.get("val_diverged") for line in progress.metrics]
+    counts = (progress.seconds, *(value for value in values if value is not None))
+    if not all(type(value) in (int, float) for value in counts):
+        raise ValueError("a number in it is none")
+    if not (isinstance(progress.timings, list) and all(isinstance(line, dict) for line in progress.timings)):
+        raise ValueError("its timings are no lines")
 
 
 def _reason(error: Exception) -> str:

@@ -20,10 +20,11 @@ from gradshare.cli_export import export
 from gradshare.cli_grid import grid_app
 from gradshare.cli_options import Arms, Given, Options
 from gradshare.config import RunConfig, read_config, run_config
-from gradshare.errors import TOO_LITTLE_MEMORY, UserError, out_of_memory, say_warnings_plainly
+from gradshare.errors import TOO_LITTLE_MEMORY, Unmet, UserError, out_of_memory, say_warnings_plainly
 from gradshare.limits import MOST_SEED, check_range, printable
 from gradshare.presets import CONTROLS
 from gradshare.waiting import bar, says_how_to_go_on, stoppable, stoppable_run
+from gradshare.workers import one_of_several, side_by_side
 
 if TYPE_CHECKING:
     from gradshare.distributed import Group
@@ -69,10 +70,9 @@ def compare(
     from gradshare.data.dataset import load_dataset
     from gradshare.display import screen
     from gradshare.runs import setting, settle
-    from gradshare.workers import side_by_side
 
     check_range("jobs", jobs, 0)
-    if "RANK" in os.environ:
+    if one_of_several():
         raise UserError("compare starts its own processes; torchrun is for train")
     if "arm" in options.given:
         raise UserError("in a comparison, say --arms in place of --arm")
@@ -89,7 +89,7 @@ def compare(
         diverged = comparison.compare(config, chosen, out, jobs, shown, longer="epochs" in options.given)
     _show_report(reports.write_report(out, command=_command()), out)
     for arm, cause in diverged.items():
-        print(f"{arm} diverged and was stopped: {cause}")
+        print(printable(f"{arm} diverged and was stopped: {cause}"))
 
 
 @app.command
@@ -124,7 +124,7 @@ def train(
         raise UserError("half-rate is an arm of compare; here say --arm original and the --inner-lr you mean")
     folder = out or resume
     assert folder is not None
-    if "RANK" in os.environ:
+    if one_of_several():
         _train_in_group(options, preset, folder, resume, timeout)
         return
     _config(options, preset, resume)  # a mistake is told before PyTorch is loaded
@@ -246,7 +246,7 @@ def _score(accuracy: float | None, interval: float | None, loss: float | None) -
 
 
 def _print_summary(folder: Path, summary: dict[str, Any]) -> None:
-    print(f"best epoch {summary['best_epoch']}; run in {folder}")
+    print(printable(f"best epoch {summary['best_epoch']}; run in {folder}"))
     if summary["test"]:
         for name in ("best", "ensemble"):
             part = summary["test"][name]
@@ -273,10 +273,10 @@ def main() -> None:
     try:
         if any("\0" in word for word in sys.argv):
             raise UserError("a word of the command has a NUL byte in it")
-        with nullcontext() if "RANK" in os.environ else stoppable(f"to go on: {_command()}"):
+        with nullcontext() if one_of_several() else stoppable(f"to go on: {_command()}"):
             app(sys.argv[1:], exit_on_error=False, print_error=False)
     except (CycloptsError, UserError) as error:
-        _refuse(str(error))
+        _refuse(str(error), each=isinstance(error, Unmet))
     except OSError as error:
         _refuse(f"{error.strerror or error}{'' if error.filename is None else f': {error.filename}'}")
     except (MemoryError, RuntimeError) as error:
@@ -285,8 +285,8 @@ def main() -> None:
         _refuse(TOO_LITTLE_MEMORY)
 
 
-def _refuse(reason: str) -> NoReturn:
-    """Say it in one line, and end with exit code 2."""
-    if os.environ.get("RANK", "0") == "0":  # torchrun's other processes were given the same words
+def _refuse(reason: str, each: bool = False) -> NoReturn:
+    """Say it in one line, and end with exit code 2; of several processes the first says it, or each."""
+    if not one_of_several() or os.environ["RANK"] == "0" or each:  # the others were given the same words
         print(f"gradshare: {printable(' '.join(reason.split()))}", file=sys.stderr)
     raise SystemExit(2) from None

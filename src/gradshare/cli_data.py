@@ -214,7 +214,7 @@ def show(
     check_output(out, PNG, "a picture of ours")
     out.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(out, format="PNG")
-    print(f"contact sheet: {out}")
+    print(printable(f"contact sheet: {out}"))
 
 
 def _store(name: str) -> Path:

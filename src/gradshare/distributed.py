@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any, TypeVar
 
 import torch
@@ -149,7 +150,7 @@ class Group:
         try:
             yield
         except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0].rpartition("] ")[2][:200]
+            reason = shorten(str(error).strip().splitlines()[0].rpartition("] ")[2], 200, placeholder=" …")
             raise Lost(
                 f"process {self.rank} of {self.size} lost another one, which ended or gave no sign of life ({reason})"
             ) from error

@@ -9,6 +9,10 @@ class UserError(ValueError):
     """Something the user can mend, in one sentence with the numbers. The command line prints it and exits with 2."""
 
 
+class Unmet(UserError):
+    """Processes that should work together did not find each other, so each of them says it."""
+
+
 class DamageWarning(UserWarning):
     """Something in a run folder is damaged, and the run goes on without it."""
 
@@ -22,7 +26,9 @@ def _formatted(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     if issubclass(category, DamageWarning):
-        return f"gradshare: {message}\n"
+        from gradshare.limits import printable  # which has the errors from here
+
+        return f"gradshare: {printable(str(message))}\n"
     return _usual(message, category, filename, lineno, line)
 
 

@@ -12,8 +12,9 @@ from torch import Tensor
 from gradshare.distributed import ALONE, Group
 from gradshare.episodes import Episodes, Shape, TaskSource, task_key
 from gradshare.errors import UserError
-from gradshare.learner import Learner, MetaState, accuracy
+from gradshare.learner import Learner, accuracy
 from gradshare.limits import MOST_SEED, check_range
+from gradshare.state import MetaState
 
 Predict = Callable[[MetaState, Episodes], Tensor]  # -> logits of the query sets, [tasks, n, ways]
 

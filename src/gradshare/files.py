@@ -34,8 +34,9 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Write a file, and have the system put it on the disk."""
-    with path.open("wb") as file:
+    """Write a file, and have the system put it on the disk. What has its name goes first: no link is followed."""
+    path.unlink(missing_ok=True)
+    with path.open("xb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

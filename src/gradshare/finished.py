@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from gradshare.errors import UserError
@@ -32,12 +33,23 @@ def damage(folder: Path) -> str:
     if not (folder / "DONE").exists():
         return ""
     try:
-        summary, sums = parse_json(read_bytes(folder / "summary.json")), read_text(folder / "DONE")
-        if isinstance(summary, dict) and sums in ("", _sums(folder)):  # "": runs finished before 0.1
-            return ""
-        return "its files do not match the checksums in DONE"
+        _check_summary(parse_json(read_bytes(folder / "summary.json")))
+        return "" if read_text(folder / "DONE") == _sums(folder) else "its files do not match the checksums in DONE"
     except (OSError, ValueError) as error:
         return f"summary.json: {error.strerror if isinstance(error, OSError) else error}"
+
+
+def _check_summary(summary: Any) -> None:
+    """Refuse what cannot be shown or passed on as a run's result."""
+    try:
+        test = summary["test"]
+        results = [] if test is None else [test["best"], test["ensemble"]]
+        counts = [summary["best_epoch"], *([] if test is None else [test["tasks"], test["best"]["epoch"]])]
+        values = [result[name] for result in results for name in ("accuracy", "interval", "loss")]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"it is not as gradshare writes it ({error})") from None
+    if {*map(type, counts)} != {int} or not {*map(type, values)} <= {int, float, NoneType}:
+        raise ValueError("a number in it is none")
 
 
 def _sums(folder: Path) -> str:

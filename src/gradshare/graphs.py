@@ -16,8 +16,9 @@ from gradshare.episodes import Episodes
 from gradshare.errors import UserError
 from gradshare.inner import Tree
 from gradshare.kernels import check_current
-from gradshare.learner import Learner, MetaState, Outcome
+from gradshare.learner import Learner, Outcome
 from gradshare.outer import meta_step
+from gradshare.state import MetaState
 
 Result = TypeVar("Result")
 Engine = Literal["auto", "eager", "graph"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, cast
 
@@ -18,68 +18,11 @@ from gradshare.distributed import ALONE, Group
 from gradshare.episodes import Episodes
 from gradshare.errors import UserError
 from gradshare.inner import InnerRule, Tree, Weights, spread_over
+from gradshare.state import MetaState
 
 Precision = Literal["float32", "tf32", "bf16"]
 Loss = Literal["cross_entropy", "mse"] | Callable[[Tensor, Tensor], Tensor]
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cross_entropy": F.cross_entropy, "mse": F.mse_loss}
-
-
-@dataclass
-class MetaState:
-    """Everything that meta-training changes, as nested dicts of tensors.
-
-    Attributes:
-        params: initial weights by their names in the module.
-        learned: what else the outer loop learns: `["sharing"]["m"]`, `["sharing"]["lam"]`, `["rates"]`, `["per_step"]`.
-        memory: `["sharing"]["ghat"]` `{name: [steps, *shape]}` and `["sharing"]["seen"]`.
-    """
-
-    params: dict[str, Tensor]
-    learned: Tree = field(default_factory=dict)
-    memory: Tree = field(default_factory=dict)
-
-    def trainable(self) -> dict[str, Tensor]:
-        """What the outer optimiser moves, flat: `{"params/conv.weight": ..., "learned/sharing/m": ...}`."""
-        return {**flatten(self.params, "params"), **flatten(self.learned, "learned")}
-
-    def to(self, device: torch.device | str) -> MetaState:
-        """The same state on another device, as new leaves."""
-        moved = {name: tensor.detach().to(device) for name, tensor in self.tensors().items()}
-        return MetaState.of(moved)
-
-    @classmethod
-    def of(cls, tensors: dict[str, Tensor]) -> MetaState:
-        """The reverse of `tensors()`."""
-        tree = unflatten(tensors)
-        state = cls(tree["params"], tree.get("learned", {}), tree.get("memory", {}))
-        for tensor in state.trainable().values():
-            tensor.requires_grad_()
-        return state
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All tensors, flat, as a checkpoint holds them."""
-        return {**self.trainable(), **flatten(self.memory, "memory")}
-
-
-def flatten(tree: Tree, prefix: str) -> dict[str, Tensor]:
-    """Nested dicts of tensors as one dict with names joined by '/'."""
-    flat: dict[str, Tensor] = {}
-    for name, value in tree.items():
-        path = f"{prefix}/{name.replace('%', '%25').replace('/', '%2F')}"  # a name may have a slash in it
-        flat.update(flatten(value, path) if isinstance(value, dict) else {path: value})
-    return flat
-
-
-def unflatten(flat: dict[str, Tensor]) -> Tree:
-    """The reverse of `flatten`, with the prefix as the first key."""
-    tree: Tree = {}
-    for path, tensor in flat.items():
-        *parents, name = (part.replace("%2F", "/").replace("%25", "%") for part in path.split("/"))
-        branch = tree
-        for parent in parents:
-            branch = branch.setdefault(parent, {})
-        branch[name] = tensor
-    return tree
 
 
 class Outcome(NamedTuple):

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from gradshare.limits import printable
+
 USAGE = """import gradshare as gs
 
 learner, state = gs.from_pretrained({arguments})
@@ -114,8 +116,8 @@ def _table(columns: list[str], rows: Any) -> str:
 
 def _plain(text: str) -> str:
     """Text that is no markup."""
-    return "".join(f"\\{sign}" if sign in "\\`*_{}[]<>#|!&~" else sign for sign in " ".join(text.split()))
+    return "".join(f"\\{sign}" if sign in "\\`*_{}[]<>#|!&~" else sign for sign in printable(" ".join(text.split())))
 
 
 def _code(text: str) -> str:
-    return f"`{' '.join(text.split()).replace('`', chr(39)).replace('|', '¦')}`"
+    return f"`{printable(' '.join(text.split())).replace('`', chr(39)).replace('|', '¦')}`"

@@ -11,7 +11,8 @@ from torch import Tensor
 from gradshare.distributed import Group
 from gradshare.episodes import Episodes
 from gradshare.errors import UserError
-from gradshare.learner import Learner, MetaState, Outcome, flatten, unflatten
+from gradshare.learner import Learner, Outcome
+from gradshare.state import MetaState, check_fit, flatten, unflatten
 
 
 def optimiser(state: MetaState, rate: float) -> torch.optim.Adam:
@@ -123,5 +124,9 @@ def restore_adam(state: MetaState, adam: torch.optim.Adam, tensors: dict[str, Te
             m: tensors[f"adam/{m}/{name}"] for m in ("step", "exp_avg", "exp_avg_sq") if f"adam/{m}/{name}" in tensors
         }
         if moments:
-            on_gpu = leaf.device if leaf.is_cuda else torch.device("cpu")
-            adam.state[leaf] = {moment: value.to(on_gpu) for moment, value in moments.items()}
+            step = moments.get("step", leaf).new_zeros(())  # its type is the default one when it was made
+            wanted = {"step": step, "exp_avg": leaf, "exp_avg_sq": leaf}
+            check_fit(wanted, moments, f"the checkpoint's Adam of {name}")
+            if not all(value.isfinite().all() for value in moments.values()):
+                raise UserError(f"the checkpoint's Adam of {name} is not finite: restore one from a copy")
+            adam.state[leaf] = {moment: value.to(leaf.device) for moment, value in moments.items()}

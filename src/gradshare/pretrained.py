@@ -11,6 +11,7 @@ import os
 import shutil
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 from safetensors import SafetensorError
@@ -22,12 +23,13 @@ from gradshare.config import RunConfig
 from gradshare.errors import UserError
 from gradshare.evaluation import Evaluation
 from gradshare.files import NEW, opened, sealed, sha256, sync, write_synced, writing, written_by_newer
-from gradshare.learner import Learner, MetaState
+from gradshare.learner import Learner
 from gradshare.limits import check_range
 from gradshare.model_card import Card, Score
 from gradshare.reading import parse_json, read_bytes
 from gradshare.run_folder import load_state
 from gradshare.runs import build_learner
+from gradshare.state import MetaState, check_fit
 
 VERSION = 1
 MOST = {"steps": 1_000, "ways": 10_000, "filters": 10_000}  # in a folder that others may have made
@@ -62,7 +64,7 @@ def save_pretrained(
         ['README.md', 'config.json', 'model.safetensors']
         >>> learner, state = gs.from_pretrained(folder, learner)
     """
-    _check_fit(learner.init().tensors(), state.tensors(), "the state")
+    check_fit(learner.init().tensors(), state.tensors(), "the state")
     about = ["A model that learns a task from a few examples, meta-trained with gradshare."]
     scores = []
     if result is not None:
@@ -80,10 +82,10 @@ def write_model(folder: Path, model: dict[str, Any] | None, state: MetaState, ca
     about = {"library_name": "gradshare", "version": VERSION, "gradshare": __version__, "model": model}
     config = json.dumps(sealed({**about, "model_sha256": sha256(content)}), indent=2) + "\n"
     readme = card.text(target.name, own=model is None)
-    temporary = target.with_name(f".{target.name}{NEW}")
+    temporary = target.with_name(f".{target.name}.{uuid4().hex[:12]}{NEW}")  # another process may write there too
     with writing(folder):
+        temporary.mkdir(parents=True)
         try:
-            temporary.mkdir(parents=True)
             write_synced(temporary / "model.safetensors", content)
             write_synced(temporary / "config.json", config.encode())
             write_synced(temporary / "README.md", readme.encode(errors="backslashreplace"))
@@ -126,6 +128,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
         content = parse_json(read_bytes(path))
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{folder} holds no model: it has no config.json") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
     except UserError:
         raise
     except ValueError as error:
@@ -137,6 +141,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
         version = content["version"]
         if version > VERSION:
             raise UserError(f"{path} {written_by_newer('model', version, VERSION)}")
+        if version != VERSION:
+            raise ValueError(f"there never was a version {version}")
         return {name: content[name] for name in ("model", "model_sha256")}
     except UserError:
         raise
@@ -173,23 +179,13 @@ def _read_tensors(path: Path, digest: str, shapes: dict[str, Tensor]) -> dict[st
         content = read_bytes(path)
     except FileNotFoundError:
         raise UserError(f"{path.parent} holds no model: it has no {path.name}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
     if sha256(content) != digest:
         raise UserError(f"{path} was changed or is damaged: it does not match its checksum")
     try:
         tensors = safetensors.load(content)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise UserError(f"{path} is damaged: {error}") from None
-    _check_fit(shapes, tensors, str(path))
+    check_fit(shapes, tensors, str(path))
     return tensors
-
-
-def _check_fit(wanted: dict[str, Tensor], found: dict[str, Tensor], what: str) -> None:
-    """Refuse tensors of other names, kinds or shapes."""
-    for name in sorted(wanted.keys() | found.keys()):
-        here, there = _kind(wanted.get(name)), _kind(found.get(name))
-        if here != there:
-            raise UserError(f"{what} does not fit the learner: {name} is {there}, and the learner has {here}")
-
-
-def _kind(tensor: Tensor | None) -> str:
-    return "nothing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

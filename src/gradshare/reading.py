@@ -21,6 +21,8 @@ def read_bytes(path: Path) -> bytes:
             raise UserError(f"{path} is not a file")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read()
+    except (MemoryError, OverflowError):
+        raise UserError(f"{path} is too large to read: {os.fstat(descriptor).st_size:,} bytes") from None
     finally:
         os.close(descriptor)
 

@@ -21,7 +21,7 @@ from gradshare.errors import DamageWarning, UserError, out_of_memory
 from gradshare.evaluation import Evaluation
 from gradshare.files import NEW, sync, tidy, write_whole, writing
 from gradshare.finished import damage
-from gradshare.learner import MetaState
+from gradshare.state import MetaState, check_fit
 
 STATE = ("params", "learned", "memory")  # how the names of a state's tensors begin
 ENSEMBLE = 5  # best epochs kept, and their number in the ensemble
@@ -76,6 +76,8 @@ def _find(
     with writing(folder):
         checkpoints.recover(folder / "checkpoints")
     found = checkpoints.newest(folder / "checkpoints", identity(stored))
+    if found is not None and found[0].iteration > stored["iterations"]:
+        raise UserError(f"{found[0].name} in {folder} is after the {stored['iterations']} iterations of an epoch")
     metrics = folder / "metrics.jsonl"
     if found is None and ((metrics.exists() and metrics.stat().st_size) or (folder / "DONE").exists()):
         raise UserError(
@@ -185,19 +187,17 @@ def gates(state: MetaState) -> dict[str, list[float] | None]:
     return {**found, "agreement": sharing["agreement"].tolist()} if "agreement" in sharing else found
 
 
-@torch.no_grad()
 def load_state(state: MetaState, tensors: dict[str, Tensor]) -> None:
     """Fill a state of the same shape with the tensors of a checkpoint."""
-    for name, tensor in state.tensors().items():
-        if name not in tensors or tensors[name].shape != tensor.shape:
-            found = list(tensors[name].shape) if name in tensors else "nothing"
-            raise UserError(
-                f"the checkpoint does not fit the learner: {name} is {list(tensor.shape)} here, {found} there"
-            )
-        tensor.copy_(tensors[name])
-    own = state.tensors()
-    if more := [name for name in sorted(tensors) if name.partition("/")[0] in STATE and name not in own]:
-        raise UserError(f"the checkpoint does not fit the learner, which has no {', '.join(more[:3])}")
+    fill(state.tensors(), {name: tensor for name, tensor in tensors.items() if name.partition("/")[0] in STATE})
+
+
+@torch.no_grad()
+def fill(places: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+    """Give tensors the values that a checkpoint has for just these, once all of them fit."""
+    check_fit(places, tensors)
+    for name, place in places.items():
+        place.copy_(tensors[name])
 
 
 def load_epoch(folder: Path, epoch: int) -> dict[str, Tensor]:

@@ -11,11 +11,12 @@ from gradshare.config import RunConfig, identity, read_config, run_config
 from gradshare.data.dataset import Dataset, load_dataset
 from gradshare.errors import UserError
 from gradshare.finished import test_of
-from gradshare.learner import Learner, MetaState
+from gradshare.learner import Learner
 from gradshare.model_card import Card, Score
 from gradshare.pretrained import write_model
 from gradshare.run_folder import best_epochs, load_epoch
 from gradshare.runs import build_learner
+from gradshare.state import MetaState
 
 OF_THE_MACHINE = ("device", "engine", "precision", "threads")
 PIXELS = {"unit": "from 0 to 1", "imagenet": "from 0 to 1, then with ImageNet's mean and deviation taken out"}

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from textwrap import shorten
 
 import torch
 import torch.distributed as dist
@@ -16,19 +17,14 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from gradshare.distributed import ALONE, Group, Lost, OutOfStep
-from gradshare.errors import UserError
+from gradshare.errors import Unmet, UserError
 from gradshare.interruption import Interrupted
 from gradshare.limits import MOST
-from gradshare.workers import FAILED, STOPPED
+from gradshare.workers import FAILED, STOPPED, one_of_several
 
 TIMEOUT = 60.0  # seconds
 PATIENCE = 10.0  # seconds that the first process stays for others with the same mistake
 BUILDING = timedelta(hours=6)  # how long the first process of a machine may take to build a data set
-
-
-def started_by_torchrun() -> bool:
-    """Whether this process is one of several; torchrun, or whatever started it, says so in the environment."""
-    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 @contextmanager
@@ -44,18 +40,22 @@ def processes(timeout: float = TIMEOUT) -> Iterator[Group]:
         ...     group.size
         1
     """
-    if not started_by_torchrun():
+    if not one_of_several():
         yield ALONE
         return
     if not 0 < timeout <= MOST:
         raise UserError(f"timeout is {timeout}; it must be above 0 seconds")
     limit = timedelta(seconds=timeout)
-    store, rank, size = next(rendezvous("env://", timeout=limit))
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=limit))
+        local_rank, local_size = (
+            int(os.environ.get(f"LOCAL_{name}", of)) for name, of in (("RANK", rank), ("WORLD_SIZE", size))
+        )
+    except (ValueError, RuntimeError) as error:  # PyTorch's own, of many kinds
+        said = shorten(str(error).strip().partition("\n")[0], 200, placeholder=" …")
+        raise Unmet(f"the processes did not meet: {said}") from None
     store.set_timeout(limit)
     gpus = torch.cuda.device_count()
-    local_rank, local_size = (
-        int(os.environ.get(f"LOCAL_{name}", of)) for name, of in (("RANK", rank), ("WORLD_SIZE", size))
-    )
     if local_rank < gpus:
         torch.cuda.set_device(local_rank)
     backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
@@ -80,10 +80,10 @@ def ends_at_once() -> Iterator[None]:
     try:
         yield
     except SystemExit as end:
-        if not started_by_torchrun():
+        if not one_of_several():
             raise
         code = end.code
-    if started_by_torchrun():
+    if one_of_several():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 0 if code is None else 1)

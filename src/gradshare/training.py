@@ -29,7 +29,7 @@ from gradshare.files import write_whole
 from gradshare.finished import finish
 from gradshare.graphs import Engine, GraphedPrediction, GraphedStep, chosen_engine
 from gradshare.interruption import Interrupted, stop_requests
-from gradshare.learner import Learner, MetaState, Outcome, Precision
+from gradshare.learner import Learner, Outcome, Precision
 from gradshare.locks import locked
 from gradshare.outer import adam_tensors, cosine, meta_step, optimiser, restore_adam, set_rate
 from gradshare.run_folder import (
@@ -37,6 +37,7 @@ from gradshare.run_folder import (
     best_epochs,
     best_value,
     described,
+    fill,
     gates,
     lengthen,
     load_epoch,
@@ -46,6 +47,7 @@ from gradshare.run_folder import (
     take_up,
     write_lines,
 )
+from gradshare.state import MetaState
 
 
 @dataclass(frozen=True)
@@ -153,8 +155,8 @@ class _Run:
             self.progress, tensors = found
             load_state(self.state, tensors)
             restore_adam(self.state, self.adam, tensors)
-            self.log.copy_(tensors["log"])
-            self.watch.faults.copy_(tensors.get("faults", self.watch.faults))
+            own = {"log": self.log, "faults": self.watch.faults}  # runs begun before 0.1 may have no faults
+            fill(own, {"faults": self.watch.faults} | {name: tensors[name] for name in own if name in tensors})
         self.group.from_first(lambda: refuse(self.folder))
         self.group.from_first(lambda: lengthen(self.folder, config))
         if found is not None:

@@ -14,6 +14,11 @@ from gradshare.interruption import become_worker
 DONE, FAILED, STOPPED = 0, 1, 3  # exit codes; any other, or a signal's number below 0: the process died
 
 
+def one_of_several() -> bool:
+    """Whether this process works with others on one run, as torchrun, or whatever started it, tells it."""
+    return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+
+
 class Processes:
     """The processes at work, by name; those still there when the block ends are killed."""
 

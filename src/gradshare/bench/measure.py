@@ -22,9 +22,10 @@ from gradshare.data.store import ClassEntry, Index
 from gradshare.episodes import Episodes, Shape, task_key
 from gradshare.evaluation import evaluate
 from gradshare.graphs import GraphedPrediction, GraphedStep
-from gradshare.learner import Learner, MetaState
+from gradshare.learner import Learner
 from gradshare.outer import meta_step, optimiser
 from gradshare.sharing import GradientSharing
+from gradshare.state import MetaState
 
 METHODS: dict[str, Callable[..., Learner]] = {
     "maml": algorithms.maml,

@@ -9,6 +9,7 @@ import shlex
 import tempfile
 from pathlib import Path
 
+from gradshare.files import writing
 from gradshare.reports.compare import Comparison, compare_runs
 from gradshare.reports.experiments import setting, value_text
 from gradshare.reports.figures import curves, gates, image
@@ -38,7 +39,8 @@ def write_report(folder: Path, command: str | None = None) -> Comparison:
     if not is_run(folder):
         files["summary.json"] = (json.dumps(comparison, indent=2, allow_nan=False) + "\n").encode()
     for name, content in files.items():
-        replace_file(folder / name, content)
+        with writing(folder / name):
+            replace_file(folder / name, content)
     return comparison
 
 
