@@ -197,6 +197,7 @@ def test(
     from gradshare.evaluation import evaluate
     from gradshare.runs import decided, settle
     from gradshare.saved import load_run
+    from gradshare.state import check_fit
 
     if tasks < 2:
         raise UserError(f"an interval over tasks needs at least 2 tasks, not {tasks}")
@@ -208,6 +209,8 @@ def test(
     learner = saved.learner().to(config.device, decided(config))
     shape = Shape(config.ways, config.shots, config.queries)
     states = [saved.state(epoch).to(config.device) for epoch in saved.best_epochs] or [saved.state()]
+    for state in states:
+        check_fit(learner.init().tensors(), state.tensors())
     for name, chosen in {
         f"best epoch {saved.best_epochs[0]}": states[:1],
         f"ensemble of {len(states)}": states,

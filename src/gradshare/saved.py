@@ -16,7 +16,7 @@ from gradshare.model_card import Card, Score
 from gradshare.pretrained import write_model
 from gradshare.run_folder import best_epochs, load_epoch
 from gradshare.runs import build_learner
-from gradshare.state import MetaState
+from gradshare.state import MetaState, check_fit
 
 OF_THE_MACHINE = ("device", "engine", "precision", "threads")
 PIXELS = {"unit": "from 0 to 1", "imagenet": "from 0 to 1, then with ImageNet's mean and deviation taken out"}
@@ -72,6 +72,7 @@ class SavedRun:
             about = ["A model that learns a task from a few examples.", after]
             return write_model(Path(folder), None, state, Card(license, "", about, self._scores(epoch), self.config))
         config, dataset = self.run_config, self.dataset()
+        check_fit(self.learner().init().tensors(), state.tensors())
         options = {name: value for name, value in asdict(config).items() if name not in OF_THE_MACHINE}
         options["dataset"] = dataset.name  # not where it lies
         channels, height, width = dataset.image
