@@ -27,7 +27,7 @@ from gradshare.cli import main
 from gradshare.data.store import ClassEntry, Index, write_store
 from gradshare.errors import DamageWarning, UserError
 
-CASES = int(os.environ.get("FUZZ_CASES", "2000"))
+CASES = int(os.environ.get("FUZZ_CASES", "800"))
 """Cases in all; `make fuzz` asks for more than 10,000."""
 SECONDS = 60
 """What one case may take; a hang is a failure and not a wait."""
