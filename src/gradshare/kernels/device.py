@@ -6,9 +6,6 @@ the 2x2 positions that pooling takes together. Weights are [tasks, taps * inputs
 activations, with any multiple of 16 elements between tasks. Sums, statistics and accumulators are float32 whatever the
 activations are.
 
-A sum over all positions of a task is taken by many programs: each leaves its part, and the last one to arrive adds the
-parts up in their order. So results do not depend on which program ran first.
-
 Where the GPU can, a program is launched while the one before it is still running, and begins by waiting for its end.
 """
 
@@ -19,6 +16,8 @@ import os
 import torch
 import triton
 import triton.language as tl
+
+from gradshare.kernels.parts import _last_to_arrive, _parts, _store_means
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # on a CPU, for tests; its bfloat16 is not to be trusted
 
@@ -43,16 +42,6 @@ def _wait():
     """The first line of every program: what earlier ones wrote is there, and what they read may be overwritten."""
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
-def _last_to_arrive(counter, programs):
-    """Whether all other programs of this counter have stored their parts; the counter is zero again afterwards."""
-    tl.debug_barrier()  # all stores of this program come before its arrival
-    last = tl.atomic_add(counter, 1, sem="acq_rel") == programs - 1
-    if last:
-        tl.store(counter, 0)
-    return last
 
 
 @triton.jit
@@ -108,18 +97,6 @@ def _multiply(
             filters = tl.load(weight + place, mask=there, other=0.0)
         total = tl.dot(patch, filters, total, input_precision=PRECISION)
     return total
-
-
-@triton.jit
-def _parts(parts, start, programs, tiles, positions, BM: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr):
-    """What programs left, from `start` on, [PARTS, BN]; and how many positions each of them had."""
-    part = start + tl.arange(0, PARTS)
-    there = part < programs
-    place = (part * 2 * BN)[:, None] + tl.arange(0, BN)[None, :]
-    left = tl.load(parts + place, mask=there[:, None], other=0.0, cache_modifier=".cg")
-    short = tl.where((tiles - 1) % programs == part, tiles * BM - positions, 0)  # the last tile is not full
-    had = (tiles - part + programs - 1) // programs * BM - short
-    return left, tl.where(there, had, 0).to(tl.float32)[:, None]
 
 
 @triton.jit(do_not_specialize=["positions", "H", "W", "stride_a", "stride_b", "tiles", "count"])
@@ -197,33 +174,22 @@ def convolve(
         tl.store(mine + BN, second)
         if _last_to_arrive(counter + task, programs):
             parts += task * programs * 2 * BN
-            top = tl.zeros([BN], tl.float32)
-            for start in range(0, programs, PARTS):
-                firsts, weight = _parts(parts, start, programs, tiles, positions, BM, BN, PARTS)
-                top += tl.sum(firsts * weight if SUMS == "moments" else firsts, 0)
-            top /= positions if SUMS == "moments" else count
-            bottom = tl.zeros([BN], tl.float32)
-            for start in range(0, programs, PARTS):
-                seconds, weight = _parts(parts + BN, start, programs, tiles, positions, BM, BN, PARTS)
-                bottom += tl.sum(seconds, 0)
-                if SUMS == "moments":
-                    firsts, weight = _parts(parts, start, programs, tiles, positions, BM, BN, PARTS)
-                    away = firsts - top[None, :]
-                    bottom += tl.sum(away * away * weight, 0)
-            bottom = tl.rsqrt(bottom / positions + eps) if SUMS == "moments" else bottom / count
-            tl.store(result + task * 2 * TARGET + out, top, mask=kept)
-            tl.store(result + task * 2 * TARGET + TARGET + out, bottom, mask=kept)
-
-
-@triton.jit
-def _sum_of_parts(parts, programs, BN: tl.constexpr, PARTS: tl.constexpr):
-    """The sum of [programs, BN] over its rows."""
-    total = tl.zeros([BN], tl.float32)
-    for start in range(0, programs, PARTS):
-        part = start + tl.arange(0, PARTS)
-        place = (part * BN)[:, None] + tl.arange(0, BN)[None, :]
-        total += tl.sum(tl.load(parts + place, mask=(part < programs)[:, None], other=0.0, cache_modifier=".cg"), 0)
-    return total
+            if SUMS == "moments":
+                near = tl.load(parts + out, cache_modifier=".cg")  # the first program's mean: differences from there
+                top = tl.zeros([BN], tl.float32)
+                bottom = tl.zeros([BN], tl.float32)
+                for start in range(0, programs, PARTS):
+                    means, weight = _parts(parts, start, programs, tiles, positions, BM, BN, PARTS)
+                    squares, _ = _parts(parts + BN, start, programs, tiles, positions, BM, BN, PARTS)
+                    away = means - near[None, :]
+                    top += tl.sum(away * weight, 0)
+                    bottom += tl.sum(squares + away * away * weight, 0)
+                top /= positions
+                variance = tl.maximum(bottom / positions - top * top, 0.0)
+                tl.store(result + task * 2 * TARGET + out, near + top, mask=kept)
+                tl.store(result + task * 2 * TARGET + TARGET + out, tl.rsqrt(variance + eps), mask=kept)
+            else:
+                _store_means(parts, programs, count, result + task * 2 * TARGET, TARGET, BN, PARTS)
 
 
 @triton.jit

@@ -6,7 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gradshare.kernels.device import _last_to_arrive, _parts, _sum_of_parts, _through_activation, _wait
+from gradshare.kernels.device import _through_activation, _wait
+from gradshare.kernels.parts import _last_to_arrive, _store_means, _sum_of_parts
 
 
 @triton.jit(do_not_specialize=["windows", "H", "W"])
@@ -70,16 +71,7 @@ def pooled_means(
     tl.store(mine, first)
     tl.store(mine + BN, second)
     if _last_to_arrive(counter + task, programs):
-        parts += task * programs * 2 * BN
-        first = tl.zeros([BN], tl.float32)
-        second = tl.zeros([BN], tl.float32)
-        for start in range(0, programs, PARTS):
-            firsts, _ = _parts(parts, start, programs, tiles, 0, BM, BN, PARTS)
-            seconds, _ = _parts(parts + BN, start, programs, tiles, 0, BM, BN, PARTS)
-            first += tl.sum(firsts, 0)
-            second += tl.sum(seconds, 0)
-        tl.store(result + task * 2 * C + channel, first / positions, mask=kept)
-        tl.store(result + task * 2 * C + C + channel, second / positions, mask=kept)
+        _store_means(parts + task * programs * 2 * BN, programs, positions, result + task * 2 * C, C, BN, PARTS)
 
 
 @triton.jit(do_not_specialize=["windows", "H", "W", "tiles"])

@@ -7,7 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from gradshare.kernels.device import _last_to_arrive, _wait
+from gradshare.kernels.device import _wait
+from gradshare.kernels.parts import _last_to_arrive
 
 IGNORED = tl.constexpr(-100)  # a label that F.cross_entropy leaves out
 LARGEST = tl.constexpr(torch.finfo(torch.float32).max)

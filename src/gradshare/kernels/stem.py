@@ -14,7 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gradshare.kernels.device import _last_to_arrive, _sum_of_parts, _through_activation, _wait
+from gradshare.kernels.device import _through_activation, _wait
+from gradshare.kernels.parts import _last_to_arrive, _sum_of_parts
 
 
 @triton.jit(do_not_specialize=["positions", "H", "W"])
