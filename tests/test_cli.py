@@ -115,7 +115,7 @@ def test_the_arms_of_a_comparison(blobs: Path, tmp_path: Path) -> None:
 
 
 def test_train_kill_resume_test(blobs: Path, tmp_path: Path) -> None:
-    options = ["--dataset", blobs, *SMALL, "--epochs", 4, "--iterations", 60, "--inner-lr", "0.3"]
+    options = ["--dataset", blobs, *SMALL, "--epochs", 4, "--iterations", 20, "--inner-lr", "0.3"]
     gradshare("train", *options, "--out", tmp_path / "whole")
     killed = tmp_path / "killed"
     with subprocess.Popen(command("train", *options, "--out", killed), stdout=subprocess.PIPE, text=True) as process:
