@@ -188,6 +188,34 @@ def test_a_weight_without_elements() -> None:
     assert learner.outer_loss(learner.init(), batch()).loss.isfinite()
 
 
+@pytest.mark.parametrize("sharing", [
+    gs.GradientSharing("tensor"), gs.GradientSharing("tensor", conditioned=True), gs.GradientSharing(conditioned=True),
+    gs.BatchOnly("tensor"), gs.MemoryOnly("tensor"), gs.GateOnly(),
+])  # fmt: skip
+def test_layers_without_elements(sharing: Any) -> None:
+    torch.manual_seed(0)
+    full, empty = nn.Linear(4, 3), nn.Linear(3, 3, bias=False)
+    empty.weight = nn.Parameter(torch.zeros(0, 3))
+
+    class Summed(nn.Module):
+        def __init__(self, *layers: nn.Module) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(layers)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.layers[0](x)
+            return found + sum(layer(found).sum(-1, keepdim=True) for layer in self.layers[1:])
+
+    losses = []
+    for model in (Summed(full), Summed(full, empty)):
+        learner = gs.maml(model.double(), steps=2, sharing=sharing)
+        state = learner.init()
+        adam = gs.optimiser(state, 1e-2)
+        losses.append([gs.meta_step(learner, state, adam, batch()).loss.item() for _ in range(3)])
+        losses[-1].append(gs.evaluate(learner, state, Source(batch), tasks=2).losses.mean().item())
+    assert losses[0] == pytest.approx(losses[1], abs=1e-12)
+
+
 def test_a_slash_in_a_name(tmp_path: Path) -> None:
     net = nn.ModuleDict({"in/out": nn.Linear(4, 3), "50%": nn.Linear(3, 3)})
     net.forward = lambda x: net["50%"](net["in/out"](x))  # type: ignore[method-assign]
@@ -202,6 +230,14 @@ def test_float16_is_refused() -> None:
     learner = gs.maml(nn.Linear(4, 3).half())
     with pytest.raises(gs.UserError, match="float16 weights cannot be trained"):
         gs.optimiser(learner.init(), 1e-3)
+
+
+def test_batch_norm_alone() -> None:
+    with pytest.raises(gs.UserError, match="no weight to adapt but batch norm's: adapt_norm=True adapts those"):
+        gs.maml(nn.BatchNorm1d(4))
+    assert gs.maml(nn.BatchNorm1d(4), adapt_norm=True).adapted == ("weight", "bias")
+    with pytest.raises(gs.UserError, match="none requires a gradient"):
+        gs.maml(nn.BatchNorm1d(4).requires_grad_(False))
 
 
 def test_an_initialise_of_another_kind_is_left_alone() -> None:
@@ -262,29 +298,120 @@ def test_schedules_that_cannot_be() -> None:
 @pytest.mark.parametrize("options, reason", [
     ({"tasks": 0}, "tasks is 0"), ({"batch": 0}, "batch is 0"), ({"seed": -1}, "seed is -1"),
     ({"shape": gs.Shape(3, -1, 3)}, "shots is -1"), ({"states": []}, "no state to judge"),
+    ({"tasks": 5.5}, "tasks is 5.5; it must be a whole number"), ({"batch": True}, "batch is True"),
+    ({"seed": "x"}, "seed is 'x'; it must be a whole number"),
+    ({"shape": (3, 1)}, r"a shape is \(ways, shots, queries\)"), ({"shape": (3, 1, "2")}, "queries is '2'"),
+    ({"states": None}, r"a state is what learner.init\(\) gives, not None"),
+    ({"states": [{}]}, "a state is .*, not an instance of dict"),
+    ({"learner": nn.Linear(4, 3)}, "a learner is .*, not an instance of Linear"),
 ])  # fmt: skip
 def test_evaluations_that_cannot_be(dataset: gs.Dataset, options: dict[str, Any], reason: str) -> None:
     learner = gs.maml(gs.Conv4(ways=3, filters=2, image=dataset.image), steps=1)
-    asked = {"states": learner.init(), "shape": gs.Shape(3, 1, 2), "tasks": 2, **options}
+    asked = {"learner": learner, "states": learner.init(), "shape": gs.Shape(3, 1, 2), "tasks": 2, **options}
     with pytest.raises(gs.UserError, match=reason):
-        gs.evaluate(learner, dataset=dataset, **asked)
+        gs.evaluate(dataset=dataset, **asked)
+
+
+class Source:
+    """Tasks from a function of how many are asked for."""
+
+    def __init__(self, make: Any) -> None:
+        self.make, self.shapes = make, set[Any]()
+
+    def sample(self, split: str, shape: gs.Shape, tasks: int, key: tuple[int, ...]) -> Any:
+        self.shapes.add((shape.ways, shape.shots, shape.queries))
+        return self.make(tasks)
 
 
 def test_a_shape_may_be_a_plain_tuple(dataset: gs.Dataset) -> None:
     learner = gs.maml(gs.Conv4(ways=3, filters=2, image=dataset.image), steps=1)
     shape: Any = (3, 1, 2)
     assert len(gs.evaluate(learner, learner.init(), dataset, shape=shape, tasks=2).losses) == 2
+    own, source = gs.maml(nn.Linear(4, 3).double(), steps=1), Source(batch)
+    gs.evaluate(own, own.init(), source, shape=shape, tasks=np.int64(2))
+    assert source.shapes == {(3, 1, 2)}
+
+
+@pytest.mark.parametrize("source, reason", [
+    (Source(lambda tasks: batch(1)), "another number of train tasks than asked for: 1, not 3"),
+    (Source(lambda tasks: batch(2 * tasks)), "another number of train tasks than asked for: 2, not 1"),
+    (Source(lambda tasks: None), "sample returns gs.Episodes, not None"),
+    (Source(lambda tasks: (torch.zeros(2), torch.zeros(2))), "sample returns gs.Episodes, not an instance of tuple"),
+    ("glyphs", "a data set is .*, not 'glyphs'"), (None, "a data set is .*, not None"),
+    (object(), "a data set is .*, not an instance of object"),
+])  # fmt: skip
+def test_sources_that_cannot_be(tmp_path: Path, source: Any, reason: str) -> None:
+    learner = gs.maml(nn.Linear(4, 3).double(), steps=1)
+    with pytest.raises(gs.UserError, match=reason):
+        gs.train(learner, source, tmp_path / "run", epochs=1, iterations=1, tasks=3, val_tasks=2, test_tasks=0)
+    for_test = reason.replace("train", "test").replace("2, not 1", "6, not 3")
+    with pytest.raises(gs.UserError, match=for_test):
+        gs.evaluate(learner, learner.init(), source, tasks=3)
+
+
+@pytest.mark.parametrize("options, reason", [
+    ({"ways": 0}, "ways is 0"), ({"ways": 2.0}, "ways is 2.0; it must be a whole number"),
+    ({"image": (3, 84)}, r"image is \(3, 84\); it must be \(channels, height, width\)"), ({"image": 84}, "image is 84"),
+    ({"image": (0, 84, 84)}, "channels is 0"), ({"image": (3, 84, 8.4)}, "width is 8.4"),
+    ({"filters": 0}, "filters is 0"),
+])  # fmt: skip
+def test_backbones_that_cannot_be(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(gs.UserError, match=reason):
+        gs.Conv4(**options)
+
+
+@pytest.mark.parametrize("rate", [-1, float("nan"), float("inf"), "0.1", None])
+def test_rates_that_cannot_be(rate: Any) -> None:
+    with pytest.raises(gs.UserError, match="rate is"):
+        gs.optimiser(gs.maml(nn.Linear(4, 3)).init(), rate)
+
+
+@pytest.mark.parametrize("clamp", [-1, float("nan"), "1"])
+def test_clamps_that_cannot_be(clamp: Any) -> None:
+    learner = gs.maml(nn.Linear(4, 3).double(), steps=1)
+    state = learner.init()
+    adam = gs.optimiser(state, 1e-3)
+    with pytest.raises(gs.UserError, match="clamp is"):
+        gs.meta_step(learner, state, adam, batch(), clamp)
+    assert gs.meta_step(learner, state, adam, batch(), None).taken
+
+
+@pytest.mark.parametrize("call", [
+    lambda wrong, learner: gs.optimiser(wrong, 0.1),
+    lambda wrong, learner: gs.meta_step(learner, wrong, None, batch()),  # type: ignore[arg-type]
+    lambda wrong, learner: gs.meta_step(wrong, learner.init(), None, batch()),  # type: ignore[arg-type]
+    lambda wrong, learner: gs.save_pretrained("there", wrong, learner.init()),
+    lambda wrong, learner: gs.save_pretrained("there", learner, wrong),
+    lambda wrong, learner: gs.from_pretrained("there", wrong),
+])  # fmt: skip
+def test_a_module_is_neither_a_learner_nor_a_state(call: Any) -> None:
+    with pytest.raises(gs.UserError, match=r"a (learner|state) is what .*, not an instance of Linear"):
+        call(nn.Linear(4, 3), gs.maml(nn.Linear(4, 3)))
+
+
+@pytest.mark.parametrize("call", [gs.load_run, gs.load_dataset, gs.from_pretrained])
+@pytest.mark.parametrize("name", [None, 3])
+def test_names_that_cannot_be(call: Any, name: Any) -> None:
+    with pytest.raises(gs.UserError, match=f"is named by text or a path, not {name}"):
+        call(name)
 
 
 @pytest.mark.parametrize("options, reason", [
     ({"engine": "fast"}, "an engine is one of auto, eager, graph"), ({"device": "tpu?"}, "a device is cpu or cuda"),
-    ({"engine": "graph"}, "a CUDA graph needs a GPU"),
+    ({"engine": "graph"}, "a CUDA graph needs a GPU"), ({"device": None}, "a device is cpu or cuda, not None"),
+    ({"folder": 3}, "a folder is named by text or a path, not 3"), ({"learner": nn.Linear(4, 3)}, "a learner is"),
 ])  # fmt: skip
 def test_trainings_that_cannot_be(dataset: gs.Dataset, tmp_path: Path, options: Any, reason: str) -> None:
     learner = gs.maml(gs.Conv4(ways=3, filters=2, image=dataset.image), steps=1)
     with pytest.raises(gs.UserError, match=reason):
-        gs.train(learner, dataset, tmp_path / "run", **options)
+        gs.train(**{"learner": learner, "dataset": dataset, "folder": tmp_path / "run", **options})
     assert not (tmp_path / "run").exists()
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(gs.UserError, match="device 'cuda' is not there: PyTorch sees no GPU"):
+        gs.train(gs.maml(nn.Linear(4, 3)), Source(batch), tmp_path / "run", device="cuda")
 
 
 @pytest.mark.parametrize("parts, reason", [

@@ -302,6 +302,20 @@ def test_unknown_and_impossible_options_are_refused(dataset: gs.Dataset, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("about, reason", [
+    ({"epochs": 9, "seed": 3}, "about has epochs, seed, which config.json has already"),
+    ({"version": 9}, "about has version"), ({"sha256": "x"}, "about has sha256"),
+    ({"method": "maml"}, "about has method, which config.json has for models of the command line"),
+    ({"name": object()}, "about has name = <object .*, which config.json cannot hold"),
+    ({"name": [float("nan")]}, r"about has name = \[nan\], which config.json cannot hold"),
+    (3, "about is a dict"), ({3: "x"}, "about is a dict"),
+])  # fmt: skip
+def test_further_entries_that_cannot_be(dataset: gs.Dataset, tmp_path: Path, about: Any, reason: str) -> None:
+    with pytest.raises(gs.UserError, match=reason):
+        gs.train(learner(), dataset, tmp_path / "run", about=about)
+    assert not (tmp_path / "run").exists()
+
+
 def test_training_works_in_a_thread(dataset: gs.Dataset, tmp_path: Path) -> None:
     done: list[gs.training.Trained] = []  # type: ignore[name-defined]
     thread = threading.Thread(target=lambda: done.append(gs.train(learner(), dataset, tmp_path / "run", **TINY)))

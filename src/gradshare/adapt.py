@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradshare.errors import UserError
 from gradshare.inner import Tree, Update, Weights
 
 Losses = Callable[[Weights, int], Tensor]  # (fast weights, inner step) -> the support loss of every task, [tasks]
@@ -39,6 +40,8 @@ def adapt(
                 for name, w in fast.items()
             }
             losses = support_losses(fast, step)
+            if not losses.requires_grad:
+                raise UserError("the support loss does not depend on the adapted weights: is something detached?")
             ones = torch.ones_like(losses) if ones is None else ones
             # Tasks do not touch each other here, so the gradient of the sum is every task's own gradient.
             gradients = torch.autograd.grad(

@@ -207,7 +207,10 @@ def _norm_names(model: nn.Module) -> tuple[str, ...]:
 
 def _body_and_head(model: nn.Module, adapt_norm: bool) -> tuple[str, ...]:
     norms = () if adapt_norm else _norm_names(model)
-    return _trainable(model, lambda name: name not in norms)
+    names = _trainable(model, lambda name: name not in norms)
+    if norms and not names:
+        raise UserError("the model has no weight to adapt but batch norm's: adapt_norm=True adapts those")
+    return names
 
 
 def _only(model: nn.Module, head: str | None) -> tuple[str, ...]:

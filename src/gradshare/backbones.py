@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from gradshare.errors import UserError
+from gradshare.limits import check_whole, shown
 
 
 class Conv4(nn.Module):
@@ -23,7 +24,12 @@ class Conv4(nn.Module):
 
     def __init__(self, ways: int = 5, filters: int = 48, image: tuple[int, int, int] = (3, 84, 84)) -> None:
         super().__init__()
+        if not isinstance(image, tuple | list) or len(image) != 3:
+            raise UserError(f"image is {shown(image)}; it must be (channels, height, width)")
         channels, height, width = image
+        sizes = {"ways": ways, "filters": filters, "channels": channels, "height": height, "width": width}
+        for name, value in sizes.items():
+            check_whole(name, value, 1)
         if min(height, width) < 16:
             raise UserError(
                 f"Conv4 halves the image four times, so it needs at least 16x16 pixels, not {height}x{width}"

@@ -32,13 +32,7 @@ class Episodes:
 
     def __post_init__(self) -> None:
         for part in ("support", "query"):
-            x, y = getattr(self, part + "_x"), getattr(self, part + "_y")
-            if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
-                raise UserError(f"{part}_x and {part}_y are tensors, not {type(x).__name__} and {type(y).__name__}")
-            if x.dim() < 2 or y.dim() < 2 or x.shape[:2] != y.shape[:2]:
-                raise UserError(
-                    f"{part}_x and {part}_y start with [tasks, examples], not {list(x.shape)} and {list(y.shape)}"
-                )
+            check_examples(getattr(self, part + "_x"), getattr(self, part + "_y"), part)
         if len(self.support_x) != len(self.query_x):
             raise UserError(f"support has {len(self.support_x)} tasks and query {len(self.query_x)}")
         if self.support_y.numel() == 0 or self.query_y.numel() == 0:
@@ -58,6 +52,14 @@ class Episodes:
 
     def __getitem__(self, tasks: slice) -> Episodes:
         return Episodes(self.support_x[tasks], self.support_y[tasks], self.query_x[tasks], self.query_y[tasks])
+
+
+def check_examples(x: object, y: object, part: str) -> None:
+    """Refuse inputs and targets that do not belong together."""
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+        raise UserError(f"{part}_x and {part}_y are tensors, not {type(x).__name__} and {type(y).__name__}")
+    if x.dim() < 2 or y.dim() < 2 or x.shape[:2] != y.shape[:2]:
+        raise UserError(f"{part}_x and {part}_y start with [tasks, examples], not {list(x.shape)} and {list(y.shape)}")
 
 
 class Shape(NamedTuple):

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradshare.arguments import all_states, check_learner_and_source, draw, whole_shape
 from gradshare.distributed import ALONE, Group
 from gradshare.episodes import Episodes, Shape, TaskSource, task_key
-from gradshare.errors import UserError
 from gradshare.learner import Learner, accuracy
-from gradshare.limits import MOST_SEED, check_range
+from gradshare.limits import MOST_SEED, check_whole
 from gradshare.state import MetaState
 
 Predict = Callable[[MetaState, Episodes], Tensor]  # -> logits of the query sets, [tasks, n, ways]
@@ -73,13 +73,12 @@ def evaluate(
         group: processes that share the batches; each gets the results of all, the same as one process alone would.
         predict: in place of `learner.logits`: a `GraphedPrediction` of the learner does the same in less time.
     """
+    check_learner_and_source(learner, dataset)
+    ensemble, shape = all_states(states), whole_shape(shape)
+    check_whole("tasks", tasks, 1)
+    check_whole("batch", batch, 1)
+    check_whole("seed", seed, 0, MOST_SEED)
     predict = predict or learner.logits
-    ensemble = [states] if isinstance(states, MetaState) else list(states)
-    if not ensemble:
-        raise UserError("there is no state to judge")
-    check_range("tasks", tasks, 1)
-    check_range("batch", batch, 1)
-    check_range("seed", seed, 0, MOST_SEED)
     device = next(iter(ensemble[0].params.values())).device
     parts: dict[int, Evaluation] = {}  # by the number of the batch
     batches = math.ceil(tasks / batch)
@@ -87,7 +86,7 @@ def evaluate(
         number = first + group.rank
         if number < batches:
             key = task_key(seed, split, iteration=number)
-            episodes = dataset.sample(split, shape, min(batch, tasks - number * batch), key).to(device)
+            episodes = draw(dataset, split, shape, min(batch, tasks - number * batch), key).to(device)
             logits = torch.stack([predict(state, episodes) for state in ensemble]).mean(0)
             parts[number] = Evaluation(learner.losses(logits, episodes.query_y), accuracy(logits, episodes.query_y))
         between(min(tasks, (first + group.size) * batch))

@@ -28,7 +28,7 @@ def chosen_engine(engine: Engine, device: str, processes: int) -> Engine:
     """What "auto" means here; refuses what cannot be."""
     try:
         place = torch.device(device)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise UserError(f"a device is cpu or cuda, not {device!r}") from None
     on_gpu = place.type == "cuda"
     if engine not in get_args(Engine):
@@ -37,6 +37,8 @@ def chosen_engine(engine: Engine, device: str, processes: int) -> Engine:
         raise UserError("a CUDA graph needs a GPU: on a CPU the engine is eager")
     if engine == "graph" and processes > 1:
         raise UserError(f"a CUDA graph is recorded by one process, not {processes}: use the engine eager")
+    if on_gpu and not torch.cuda.is_available():
+        raise UserError(f"device {device!r} is not there: PyTorch sees no GPU; use 'cpu'")
     chosen: Engine = engine if engine != "auto" else "graph" if on_gpu and processes == 1 else "eager"
     if chosen == "graph":
         check_current(place)

@@ -15,10 +15,11 @@ from torch.func import vmap
 from gradshare import kernels, tasked
 from gradshare.adapt import adapt
 from gradshare.distributed import ALONE, Group
-from gradshare.episodes import Episodes
+from gradshare.episodes import Episodes, check_examples
 from gradshare.errors import UserError
 from gradshare.inner import InnerRule, Tree, Weights, spread_over
-from gradshare.state import MetaState
+from gradshare.limits import MOST_SEED, check_whole
+from gradshare.state import MetaState, check_shapes
 
 Precision = Literal["float32", "tf32", "bf16"]
 Loss = Literal["cross_entropy", "mse"] | Callable[[Tensor, Tensor], Tensor]
@@ -114,6 +115,8 @@ class Learner:
                 Any other model keeps the weights it has; so do all with `seed=None`.
         """
         module = self.module
+        if seed is not None:
+            check_whole("seed", seed, 0, MOST_SEED)
         if seed is not None and tasked.initialises(module):
             module = tasked.prepare(module).cpu()  # the same weights whatever the device
             cast(Any, module).initialise(torch.Generator().manual_seed(seed))
@@ -132,6 +135,7 @@ class Learner:
 
         Reads the memory of `state` and returns the next one; changes nothing.
         """
+        self._check(state)
         shared, batch = self._shared_of_steps(state), episodes.tasks
         episodes = episodes if self.group.size == 1 else episodes[self.group.share(batch)]
         trajectory, notes, memory = self._adapt(state, shared, episodes.support_x, episodes.support_y, training=True)
@@ -155,6 +159,8 @@ class Learner:
         if torch.is_inference_mode_enabled():  # adapting needs gradients, and tensors that can have them
             with torch.inference_mode(False), torch.no_grad():
                 return self.adapt(state, support_x.clone(), support_y.clone())
+        check_examples(support_x, support_y, "support")
+        self._check(state)
         in_form = self._shared_of_steps(state)
         trajectory, _, _ = self._adapt(state, in_form, support_x, support_y, training=False)
         shared = self._shared(state, self.steps - 1)
@@ -166,6 +172,12 @@ class Learner:
     def predict(self, fast: Weights, query_x: Tensor) -> Tensor:  # [tasks, n, ways]
         """Apply adapted weights to new inputs of the same tasks."""
         network = self.network
+        missing = sorted(name for name, p in self.module.named_parameters() if p.requires_grad and name not in fast)
+        if missing:
+            raise UserError(f"the adapted weights lack {missing[0]}: give `predict` all that `adapt` gave")
+        tasks = len(fast[self.adapted[0]])
+        if len(query_x) != tasks:
+            raise UserError(f"the weights are adapted to {tasks} tasks, and query_x has {len(query_x)}")
         shared = network.shared({name: weight[0] for name, weight in fast.items() if name not in self.adapted})
         return network.forward(network.start(fast), shared, network.inputs(query_x), inner=False)
 
@@ -196,6 +208,14 @@ class Learner:
         )
         return trajectory, notes, memory
 
+    @cached_property
+    def _shapes(self) -> dict[str, torch.Size]:
+        """Of all that a state of this learner holds."""
+        return {name: tensor.shape for name, tensor in self.init().tensors().items()}
+
+    def _check(self, state: MetaState) -> None:
+        check_shapes(self._shapes, state.tensors())
+
     def _shared(self, state: MetaState, step: int) -> dict[str, Tensor]:
         """Weights that are not adapted, as they are at one inner step."""
         fixed = {name: weight for name, weight in state.params.items() if name not in self.adapted}
@@ -214,13 +234,28 @@ class Learner:
             if self.precision != "float32":
                 return kernels.cross_entropy(logits, targets)
         loss = LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
+        if isinstance(self.loss, str):
+            targets = _fitting(logits, targets, self.loss)
         try:
             losses = vmap(loss)(logits, targets)
-        except (RuntimeError, IndexError) as error:
+        except (RuntimeError, IndexError, ValueError) as error:
             raise tasked.explained(error, "loss") if callable(self.loss) else _labels(logits, targets, error) from error
         if losses.shape != (len(logits),):
             raise UserError(f"the loss of one task must be a single number, not of shape {list(losses.shape[1:])}")
         return losses
+
+
+def _fitting(outputs: Tensor, targets: Tensor, loss: str) -> Tensor:
+    """Targets in the shape that the loss compares with the outputs."""
+    if loss == "mse" and outputs.shape != targets.shape:  # or PyTorch would stretch one to fit the other
+        if outputs.shape != (*targets.shape, 1):
+            per_task = f"{list(outputs.shape[1:])} a task, and the targets {list(targets.shape[1:])}"
+            raise UserError(f"the loss mse compares outputs with targets one by one, but the outputs are {per_task}")
+        return targets.unsqueeze(-1)
+    if loss == "cross_entropy" and targets.is_floating_point() and targets.dim() < outputs.dim():
+        kind = str(targets.dtype).removeprefix("torch.")
+        raise UserError(f"the loss cross_entropy takes classes as whole numbers, not {kind}; mse is for regression")
+    return targets
 
 
 def _labels(logits: Tensor, targets: Tensor, error: Exception) -> Exception:

@@ -1,7 +1,10 @@
-"""Values from outside: numbers in range, or refused with the number, told in few characters. Imports nothing heavy."""
+"""Values from outside: numbers in range, and paths; or refused, told in few characters. Imports nothing heavy."""
 
 from __future__ import annotations
 
+import numbers
+import os
+from pathlib import Path
 from typing import Any
 
 from gradshare.errors import UserError
@@ -17,6 +20,27 @@ def check_range(name: str, value: float, lowest: float, highest: float = MOST) -
         raise UserError(f"{name} is {shown(value)}; it must be at least {lowest}")
     if value > highest:
         raise UserError(f"{name} is {shown(value)}; it must be at most {highest:.9g}")
+
+
+def check_number(name: str, value: Any, lowest: float, highest: float = MOST) -> None:
+    """Refuse what is no number, or one outside of its range."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise UserError(f"{name} is {shown(value)}; it must be a number")
+    check_range(name, value, lowest, highest)  # type: ignore[arg-type]
+
+
+def check_whole(name: str, value: Any, lowest: int, highest: int = MOST) -> None:
+    """Refuse what is no whole number, or one outside of its range."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        raise UserError(f"{name} is {shown(value)}; it must be a whole number")
+    check_range(name, int(value), lowest, highest)
+
+
+def path_of(name: Any, what: str = "a folder") -> Path:
+    """What was named by text or by a path."""
+    if not isinstance(name, str | os.PathLike):
+        raise UserError(f"{what} is named by text or a path, not {shown(name)}")
+    return Path(name)
 
 
 def shown(value: Any, longest: int = 60) -> str:

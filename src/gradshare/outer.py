@@ -8,15 +8,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gradshare.arguments import check_learner, check_state
 from gradshare.distributed import Group
 from gradshare.episodes import Episodes
 from gradshare.errors import UserError
 from gradshare.learner import Learner, Outcome
+from gradshare.limits import check_number
 from gradshare.state import MetaState, check_fit, flatten, unflatten
 
 
 def optimiser(state: MetaState, rate: float) -> torch.optim.Adam:
     """Adam with default hyperparameters on everything that the outer loop learns."""
+    check_state(state)
+    check_number("rate", rate, 0)
     leaves = list(state.trainable().values())
     if any(leaf.dtype == torch.float16 for leaf in leaves):
         raise UserError("float16 weights cannot be trained: Adam divides by numbers that are 0 there; use float32")
@@ -35,7 +39,7 @@ def set_rate(adam: torch.optim.Adam, rate: float) -> None:
 
 
 def meta_step(
-    learner: Learner, state: MetaState, adam: torch.optim.Adam, episodes: Episodes, clamp: float = 0.0
+    learner: Learner, state: MetaState, adam: torch.optim.Adam, episodes: Episodes, clamp: float | None = 0.0
 ) -> Outcome:
     """Equation 5, with Adam for the plain gradient step; then the memory takes in the batch.
 
@@ -45,8 +49,11 @@ def meta_step(
 
     Args:
         clamp: the gradient by the network's own weights is clamped to plus or minus this, element by element, as the
-            MAML++ code does it; that by learned rates, m and lambda is not. 0 is off.
+            MAML++ code does it; that by learned rates, m and lambda is not. 0 and None are off.
     """
+    check_learner(learner)
+    check_state(state)
+    check_number("clamp", 0 if clamp is None else clamp, 0)
     outcome = learner.outer_loss(state, episodes)
     leaves = state.trainable()
     gradients: Sequence[Tensor | None] = torch.autograd.grad(outcome.loss, list(leaves.values()), allow_unused=True)

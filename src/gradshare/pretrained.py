@@ -19,12 +19,13 @@ from safetensors import torch as safetensors
 from torch import Tensor
 
 from gradshare import __version__
+from gradshare.arguments import check_learner, check_state
 from gradshare.config import RunConfig
 from gradshare.errors import UserError
 from gradshare.evaluation import Evaluation
 from gradshare.files import NEW, opened, sealed, sha256, sync, write_synced, writing, written_by_newer
 from gradshare.learner import Learner
-from gradshare.limits import check_range
+from gradshare.limits import check_range, path_of
 from gradshare.model_card import Card, Score
 from gradshare.reading import parse_json, read_bytes
 from gradshare.run_folder import load_state
@@ -64,12 +65,14 @@ def save_pretrained(
         ['README.md', 'config.json', 'model.safetensors']
         >>> learner, state = gs.from_pretrained(folder, learner)
     """
+    check_learner(learner)
+    check_state(state)
     check_fit(learner.init().tensors(), state.tensors(), "the state")
     about = ["A model that learns a task from a few examples, meta-trained with gradshare."]
     scores = []
     if result is not None:
         scores = [Score("test", len(result.losses), result.accuracy, result.loss, result.interval)]
-    return write_model(Path(folder), None, state, Card(license, dataset, about, scores))
+    return write_model(path_of(folder), None, state, Card(license, dataset, about, scores))
 
 
 def write_model(folder: Path, model: dict[str, Any] | None, state: MetaState, card: Card) -> Path:
@@ -109,7 +112,9 @@ def from_pretrained(folder: str | Path, learner: Learner | None = None) -> tuple
         >>> folder = gs.save_pretrained(tempfile.mkdtemp() + "/model", trained, trained.init(seed=0))
         >>> learner, state = gs.from_pretrained(folder, trained)  # then learner.adapt(state, ...), learner.predict(...)
     """
-    folder = Path(folder)
+    folder = path_of(folder)
+    if learner is not None:
+        check_learner(learner)
     config = _read_config(folder)
     with torch.device("meta"):  # sizes are compared with the file's before any memory is asked for
         shapes = (learner or _build(config["model"], folder)).init().tensors()

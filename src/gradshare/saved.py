@@ -12,6 +12,7 @@ from gradshare.data.dataset import Dataset, load_dataset
 from gradshare.errors import UserError
 from gradshare.finished import test_of
 from gradshare.learner import Learner
+from gradshare.limits import path_of
 from gradshare.model_card import Card, Score
 from gradshare.pretrained import write_model
 from gradshare.run_folder import best_epochs, load_epoch
@@ -102,7 +103,7 @@ def load_run(folder: str | Path) -> SavedRun:
     Then `run.learner()` and `run.state()` adapt and predict as in training, and `run.save_pretrained(folder)` writes
     the model as a folder to pass on. A damaged newest checkpoint is named in a warning, and the one before it is used.
     """
-    folder = Path(folder)
+    folder = path_of(folder)
     config = read_config(folder)
     if "method" in config:
         run_config(config, folder)  # refuses what it does not know

@@ -149,6 +149,8 @@ def normalised(total: Weights, norm: NormScope) -> Weights:
 
 
 def _unit(vector: Weights) -> Weights:
+    if not any(part.numel() for part in vector.values()):
+        return vector
     # Dividing by the largest element first keeps the squares from over- and underflowing. The result does not depend
     # on it, so it is a constant for the derivative.
     largest = torch.stack([part.detach().abs().amax() for part in vector.values() if part.numel()]).amax()

@@ -78,5 +78,16 @@ def check_fit(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], what: s
             raise UserError(f"{what} does not fit the learner: {name} is {there}, and the learner has {here}")
 
 
+def check_shapes(wanted: Mapping[str, torch.Size], found: Mapping[str, Tensor]) -> None:
+    """Refuse a state of another model, rule or number of inner steps."""
+    for name in sorted(wanted.keys() | found.keys()):
+        here, there = wanted.get(name), found[name].shape if name in found else None
+        if here != there:
+            told = ("none" if shape is None else f"one of shape {list(shape)}" for shape in (there, here))
+            raise UserError(
+                "the state is not one of this learner: of {} it has {}, and the learner {}".format(name, *told)
+            )
+
+
 def _kind(tensor: Tensor | None) -> str:
     return "nothing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

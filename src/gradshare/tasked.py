@@ -1,7 +1,8 @@
 """Apply one module to many tasks at once, each task with its own weights.
 
 `torch.func.vmap` does most of it. A few of PyTorch's functions are wrong, slow or not twice differentiable that way;
-while a module runs they are replaced by those of `replacements.py`, so that a user's module works unchanged.
+while a module runs they are replaced by those of `replacements.py` and `recurrent.py`, so that a user's module works
+unchanged.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from gradshare import folded
 from gradshare.backbones import Conv4
 from gradshare.errors import UserError
 from gradshare.inner import InnerRule, Tree, Update, Weights
+from gradshare.recurrent import RECURRENT, weights_kept
 from gradshare.replacements import REPLACED, dropout_message
 from gradshare.stem import Images
 
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 DROPOUTS = nn.modules.dropout._DropoutNd
+FUNCTIONS = {**REPLACED, **RECURRENT}
 
 
 def prepare(model: nn.Module) -> nn.Module:
@@ -38,7 +41,8 @@ def prepare(model: nn.Module) -> nn.Module:
         if isinstance(layer, DROPOUTS) and layer.training and layer.p > 0:
             raise UserError(dropout_message(f"layer {where}", layer.p))
         dropout = getattr(layer, "dropout", 0.0)
-        if isinstance(layer, (nn.MultiheadAttention, nn.RNNBase)) and layer.training and dropout > 0:
+        drops = isinstance(layer, nn.MultiheadAttention) or (isinstance(layer, nn.RNNBase) and layer.num_layers > 1)
+        if drops and layer.training and dropout > 0:
             raise UserError(dropout_message(f"layer {where}", dropout))
         if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
             raise UserError(f"layer {where} has no shape yet: run the model once on an example batch first")
@@ -72,10 +76,10 @@ def forward(
 
     try:
         # Attention by its formula: the fused kernels have no second derivative.
-        with _Replacing(), sdpa_kernel(SDPBackend.MATH):
+        with _Replacing(), sdpa_kernel(SDPBackend.MATH), weights_kept(module):
             outputs = vmap(one_task)(dict(fast), x)
     except RuntimeError as error:
-        raise explained(error, "model") from error
+        raise _of_other_types(error, x, fast) or explained(error, "model") from error
     if not isinstance(outputs, Tensor):
         raise UserError(f"the model returns a {type(outputs).__name__}; it must return one tensor, such as the logits")
     for name, buffer in buffers.items():
@@ -156,7 +160,15 @@ class Named:
 
 class _Replacing(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return REPLACED.get(func, func)(*args, **(kwargs or {}))
+        return FUNCTIONS.get(func, func)(*args, **(kwargs or {}))
+
+
+def _of_other_types(error: Exception, x: Tensor, fast: Mapping[str, Tensor]) -> UserError | None:
+    """What to say if it may be the types of inputs and weights that do not fit."""
+    inputs, weights = (str(part.dtype).removeprefix("torch.") for part in (x, next(iter(fast.values()))))
+    if inputs == weights or not any(sign in str(error) for sign in ("dtype", "scalar type", "data type")):
+        return None
+    return UserError(f"the model cannot take inputs of type {inputs} with weights of type {weights}: convert one")
 
 
 def explained(error: Exception, who: str) -> Exception:
@@ -167,6 +179,8 @@ def explained(error: Exception, who: str) -> Exception:
             f"the {who} draws random numbers when it runs, which would make the inner loop's gradients"
             " irreproducible: remove the random operation, or call model.eval() first if that switches it off"
         )
+    if "must only return Tensors" in text:
+        return UserError(f"the {who} must return one tensor for a task ({text})")
     signs = (
         "Batching rule not implemented",
         "data-dependent control flow",

@@ -10,26 +10,27 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gradshare import checkpoints
+from gradshare.arguments import check_learner_and_source, draw, further_entries, training_of
 from gradshare.checkpoints import Progress
 from gradshare.config import Training, identity
 from gradshare.display import Display, Silent
 from gradshare.distributed import ALONE, Group
 from gradshare.divergence import NOTE, Diverged, Divergence, Watch, refuse
 from gradshare.episodes import Episodes, Shape, TaskSource, task_key
-from gradshare.errors import UserError
 from gradshare.evaluation import Evaluation, evaluate, finite_mean
 from gradshare.files import write_whole
 from gradshare.finished import finish
 from gradshare.graphs import Engine, GraphedPrediction, GraphedStep, chosen_engine
 from gradshare.interruption import Interrupted, stop_requests
 from gradshare.learner import Learner, Outcome, Precision
+from gradshare.limits import path_of
 from gradshare.locks import locked
 from gradshare.outer import adam_tensors, cosine, meta_step, optimiser, restore_adam, set_rate
 from gradshare.run_folder import (
@@ -81,7 +82,7 @@ def train(
         resume: go on where the run in the folder stopped; a finished run is returned as it is, unless `epochs` asks for
             more than it has. None: if there is one.
         display: is told of the progress.
-        about: further entries for `config.json`, such as a name for the model.
+        about: further entries for `config.json`, such as a name for the model; what JSON can hold, or paths.
         device: `"cpu"` or `"cuda"`; the data set must give tasks there, or on the CPU.
         engine: `"graph"` records a meta-iteration as one CUDA graph; `"eager"` runs it operation by operation;
             `"auto"` is graph on a GPU, in one process.
@@ -97,13 +98,12 @@ def train(
         >>> len(run.metrics)
         1
     """
-    unknown = set(options) - {field.name for field in fields(Training)}
-    if unknown:
-        raise UserError(f"training has no option {', '.join(sorted(unknown))}")
-    training = Training(**options)
+    check_learner_and_source(learner, dataset)
+    training = training_of(options)
+    config = {**asdict(training), **further_entries(about)}
     engine = chosen_engine(engine, device, group.size)
     group.share(training.tasks)  # refuses more processes than tasks
-    place = Path(folder) if folder is not None else group.from_first(lambda: next_free(Path("runs")))
+    place = path_of(folder) if folder is not None else group.from_first(lambda: next_free(Path("runs")))
     learner = learner.to(device, precision).over(group)
     shown = display if display is not None and group.first else Silent()
     run = _Run(learner, dataset, place, training, shown, torch.device(device), engine)
@@ -111,7 +111,7 @@ def train(
         group.from_first(lambda: lock.enter_context(locked(place)))
         if group.size == 1:
             lock.enter_context(begun_in_vain(place))
-        run.open({**asdict(training), **(about or {})}, resume, longer="epochs" in options)
+        run.open(config, resume, longer="epochs" in options)
         with stop_requests(patient=group.size > 1) as asked:
             run.stop = lambda: group.any(asked())
             return run.finish()
@@ -164,7 +164,7 @@ class _Run:
 
     def _check_tasks(self) -> None:
         for split in ("train", "val", "test") if self.training.test_tasks else ("train", "val"):
-            self.dataset.sample(split, self.shape, 1, task_key(0, split))
+            draw(self.dataset, split, self.shape, 1, task_key(0, split))
 
     def finish(self) -> Trained:
         while self.progress.epoch < self.training.epochs:
@@ -202,7 +202,7 @@ class _Run:
 
     def _iterate(self, epoch: int, iteration: int) -> None:
         key = task_key(self.training.seed, "train", epoch, iteration)
-        episodes = self.dataset.sample("train", self.shape, self.training.tasks, key).to(self.device)
+        episodes = draw(self.dataset, "train", self.shape, self.training.tasks, key).to(self.device)
         outcome = self.step(episodes)
         self.watch.note(iteration, outcome)
         self.log[0, iteration] = outcome.loss.detach()

@@ -18,7 +18,7 @@ from gradshare.data.importing import how_to_make
 from gradshare.data.store import SPLITS, Image, Index, read_images, read_index
 from gradshare.episodes import Episodes, Shape, choose, episodes_from
 from gradshare.errors import UserError
-from gradshare.limits import check_range
+from gradshare.limits import check_range, path_of
 
 Pixels = Literal["unit", "imagenet"]
 IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -125,7 +125,7 @@ def load_dataset(
         pixels: `"unit"`, 0 to 1, or `"imagenet"`, with ImageNet's mean and standard deviation taken out.
         progress: called with (classes done, classes in all) while a built-in data set is being built.
     """
-    folder = Path(name_or_folder)
+    folder = path_of(name_or_folder, "a data set")
     if str(name_or_folder) in BUILTIN or not folder.exists():
         folder = data_folder() / str(name_or_folder)
         if not folder.exists():
