@@ -75,6 +75,15 @@ def test_adapting_checks_its_examples_and_predicting_its_weights() -> None:
     assert "lack bias" in refusal(lambda: learner.predict(fast, episodes.query_x))
 
 
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_a_step_without_gradients(off: Any) -> None:
+    learner = linear()
+    state = learner.init(0)
+    adam = gs.optimiser(state, 1e-3)
+    with off():
+        assert "a meta-step needs gradients" in refusal(lambda: gs.meta_step(learner, state, adam, batch()))
+
+
 @pytest.mark.parametrize("seed", ["a", 1.5, 2**70, -1])
 def test_seeds_that_are_none(seed: Any) -> None:
     assert "seed" in refusal(lambda: gs.maml(gs.Conv4(filters=4, image=(1, 16, 16))).init(seed))

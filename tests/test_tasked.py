@@ -115,3 +115,17 @@ def test_episodes_of_the_wrong_shape_are_refused_with_the_shapes() -> None:
         gs.Episodes(x, y[:, :5], x, y)
     with pytest.raises(ValueError, match="support has 2 tasks and query 1"):
         gs.Episodes(x, y, x[:1], y[:1])
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_instance_norm_in_eval_mode_normalises_by_its_running_statistics(affine: bool) -> None:
+    norm = nn.InstanceNorm1d(2, affine=affine, track_running_stats=True)
+    model = nn.Sequential(norm, nn.Flatten(), nn.Linear(8, 3))
+    model(3 * torch.randn(9, 2, 4) + 2)
+    if affine:
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+    model.eval()
+    learner, x = gs.maml(model, inner_lr=0.0, steps=1), torch.randn(3, 5, 2, 4)
+    fast = learner.adapt(learner.init(), x, torch.zeros(3, 5, dtype=torch.long))
+    torch.testing.assert_close(learner.predict(fast, x).detach(), model(x.flatten(0, 1)).detach().unflatten(0, (3, 5)))

@@ -94,7 +94,15 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """F.instance_norm: batch norm over one image, with every image's channels as channels."""
+    """F.instance_norm: batch norm over one image, with every image's channels as channels.
+
+    In eval mode a layer with running statistics normalises by those, which are constants, as PyTorch does.
+    """
+    if not use_input_stats and running_mean is not None and running_var is not None:
+        of_channels = (1, -1, *(1 for _ in input.shape[2:]))
+        scale = torch.rsqrt(running_var + eps) if weight is None else torch.rsqrt(running_var + eps) * weight
+        normalised = (input - running_mean.view(of_channels)) * scale.view(of_channels)
+        return normalised if bias is None else normalised + bias.view(of_channels)
     gain, shift = (None if value is None else value.repeat(len(input)) for value in (weight, bias))
     return batch_norm(input.flatten(0, 1)[None], weight=gain, bias=shift, eps=eps).view_as(input)
 
@@ -108,7 +116,7 @@ REPLACED[torch.batch_norm] = (
 )
 REPLACED[torch.instance_norm] = (
     lambda input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled: instance_norm(
-        input, weight=weight, bias=bias, eps=eps
+        input, running_mean, running_var, weight, bias, use_input_stats, eps=eps
     )
 )
 
