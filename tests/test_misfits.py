@@ -106,7 +106,7 @@ def test_a_state_of_another_learner(other: gs.Learner) -> None:
         lambda: learner.outer_loss(state, episodes),
         lambda: learner.adapt(state, episodes.support_x, episodes.support_y),
     ):
-        assert "the state is not one of this learner" in refusal(use)
+        assert "the state does not fit the learner" in refusal(use)
 
 
 def a_float(outputs: Tensor, targets: Tensor) -> Any:

@@ -19,7 +19,7 @@ from gradshare.episodes import Episodes, check_examples
 from gradshare.errors import UserError
 from gradshare.inner import InnerRule, Tree, Weights, spread_over
 from gradshare.limits import MOST_SEED, check_whole
-from gradshare.state import MetaState, check_shapes
+from gradshare.state import MetaState, check_fit
 
 Precision = Literal["float32", "tf32", "bf16"]
 Loss = Literal["cross_entropy", "mse"] | Callable[[Tensor, Tensor], Tensor]
@@ -209,12 +209,12 @@ class Learner:
         return trajectory, notes, memory
 
     @cached_property
-    def _shapes(self) -> dict[str, torch.Size]:
-        """Of all that a state of this learner holds."""
-        return {name: tensor.shape for name, tensor in self.init().tensors().items()}
+    def _tensors(self) -> dict[str, Tensor]:
+        """All that a state of this learner holds, without the values."""
+        return {name: tensor.to("meta") for name, tensor in self.init().tensors().items()}
 
     def _check(self, state: MetaState) -> None:
-        check_shapes(self._shapes, state.tensors())
+        check_fit(self._tensors, state.tensors(), "the state", types=False)
 
     def _shared(self, state: MetaState, step: int) -> dict[str, Tensor]:
         """Weights that are not adapted, as they are at one inner step."""

@@ -70,24 +70,16 @@ def unflatten(flat: dict[str, Tensor]) -> Tree:
     return tree
 
 
-def check_fit(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], what: str = "the checkpoint") -> None:
-    """Refuse tensors of other names, kinds or shapes."""
+def check_fit(
+    wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], what: str = "the checkpoint", types: bool = True
+) -> None:
+    """Refuse tensors of other names or shapes, or of other types, if those count."""
     for name in sorted(wanted.keys() | found.keys()):
-        here, there = _kind(wanted.get(name)), _kind(found.get(name))
-        if here != there:
-            raise UserError(f"{what} does not fit the learner: {name} is {there}, and the learner has {here}")
+        here, there = wanted.get(name), found.get(name)
+        if here is None or there is None or here.shape != there.shape or (types and here.dtype != there.dtype):
+            told = f"{name} is {_told(there)}, and the learner has {_told(here)}"
+            raise UserError(f"{what} does not fit the learner: {told}")
 
 
-def check_shapes(wanted: Mapping[str, torch.Size], found: Mapping[str, Tensor]) -> None:
-    """Refuse a state of another model, rule or number of inner steps."""
-    for name in sorted(wanted.keys() | found.keys()):
-        here, there = wanted.get(name), found[name].shape if name in found else None
-        if here != there:
-            told = ("none" if shape is None else f"one of shape {list(shape)}" for shape in (there, here))
-            raise UserError(
-                "the state is not one of this learner: of {} it has {}, and the learner {}".format(name, *told)
-            )
-
-
-def _kind(tensor: Tensor | None) -> str:
+def _told(tensor: Tensor | None) -> str:
     return "nothing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
