@@ -15,6 +15,7 @@ from kernel_tools import DEVICE, EPS, GPU, SLOPE, TOLERANCES, as_weights, assert
 from torch import Tensor
 
 import gradshare as gs
+from gradshare import controls
 from gradshare.kernels import device, filters, first_block, fused, head, launch, linear, pooling, small, stem
 from gradshare.kernels.first_block import Moments, Patches
 
@@ -616,6 +617,60 @@ def test_sharing_with_a_task_that_diverges(seen: bool, large: float) -> None:
         assert_near(found[what], expected[what].double(), 1e-5, what=what)
     finite = gradients.isfinite() & (gradients.abs() < 1e38)
     assert_near(found["direction"][finite], expected["direction"][finite].double(), 1e-5)
+
+
+RULES = {
+    "conditioned": gs.GradientSharing(conditioned=True),
+    "batch only": controls.BatchOnly(),
+    "memory only": controls.MemoryOnly(),
+}
+
+
+def usual(gradients: Tensor) -> None: ...
+
+
+def with_a_task_of_zeros(gradients: Tensor) -> None:
+    gradients[1] = 0
+
+
+def with_a_task_that_diverges(gradients: Tensor) -> None:
+    gradients[1, :3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's
+@pytest.mark.parametrize("sharing", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
+@pytest.mark.parametrize("change", [usual, with_a_task_of_zeros, with_a_task_that_diverges])
+@pytest.mark.parametrize("seen", [False, True], ids=["first iteration", "later iteration"])
+def test_other_ways_of_sharing(seen: bool, change: Any, scale: float, sharing: Any) -> None:
+    rule, gradients = sharing.rule(), draw(1, 3, 50)
+    change(gradients)
+    learned, _ = rule.init({"w": gradients[0]}, 2)
+    learned = {name: draw(seed, 2) for seed, name in enumerate(sorted(learned), start=2)}
+    stored, v = seen * draw(6, 2, 50), draw(7, 3, 50)
+
+    def by(update: Any, kind: torch.dtype) -> dict[str, Tensor]:
+        own = (gradients * scale).to(kind).requires_grad_()
+        values = {name: value.to(kind).requires_grad_() for name, value in learned.items()}
+        memory = {"ghat": {"w": stored.to(kind)}, "seen": torch.tensor(seen, device=DEVICE)}
+        direction, running = update({"w": own}, values, memory, 1)
+        leaves = {"gradients": own, **values}
+        by = torch.autograd.grad(direction["w"], list(leaves.values()), v.to(kind), allow_unused=True)
+        by_leaf = {
+            name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in zip(leaves.items(), by, strict=True)
+        }
+        return {"direction": direction["w"], "running": running["w"], **by_leaf}
+
+    with poisoned():
+        found = by(rule.fused, torch.float32)
+    for what, exact in by(rule.together, torch.float64).items():
+        value = found[what]
+        usual_size = {"running": 1.0, "m": 1.0, "gradients": 1 / min(scale, 1.0)}.get(what, max(scale, 1.0))
+        if what == "gradients":
+            value, exact = value[[0, 2]], exact[[0, 2]]  # those of a task that diverges are of no use
+        assert torch.equal(value.isfinite(), exact.isfinite()), what
+        finite = exact.isfinite()
+        assert_near(value[finite], exact[finite], 1e-5, scale=usual_size, what=what)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # the interpreter's exp(200)

@@ -46,6 +46,16 @@ def share_by_agreement(norm: NormScope = "global") -> InnerRule:
         mixed = gated(gradients, _stored(gradients, memory, step), learned, memory, step)
         return {name: torch.where(memory["seen"], mixed[name], own) for name, own in gradients.items()}, None
 
+    def fused(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, Weights]:
+        from gradshare.kernels.fused import cosines, share
+
+        ((name, own),) = gradients.items()
+        lam, c, stored = learned["lam"], learned["agreement"], memory["ghat"][name][step]
+        all_shared = torch.full_like(lam, torch.inf)
+        shared, running = share(own, learned["m"], all_shared, stored, memory["seen"], step)
+        gates = torch.sigmoid(lam[step] + c[step] * (cosines(own, stored) / TYPICAL))
+        return mix({name: own}, {name: shared}, _like(own, gates)), {name: running}
+
     def start(weights: Weights, steps: int) -> tuple[Tree, Tree]:
         learned, memory = start_sharing(weights, steps)
         return {**learned, "agreement": torch.zeros_like(learned["lam"])}, memory
@@ -57,6 +67,7 @@ def share_by_agreement(norm: NormScope = "global") -> InnerRule:
         alone=alone,
         remember=remember_shared,
         by_element=norm == "global",
+        fused=fused,
         spread=meeting,
     )
 

@@ -39,7 +39,7 @@ class GateOnly:
         return without_memory("sharing", init, apply, by_element=True)
 
 
-def _without_m(meeting: Callable[[SumTasks], Update], norm: NormScope) -> InnerRule:
+def _without_m(meeting: Callable[[SumTasks], Update], fused: Update, norm: NormScope) -> InnerRule:
     """Sharing with another way in which the tasks meet, and no m to learn."""
 
     def start(weights: Weights, steps: int) -> tuple[Tree, Tree]:
@@ -53,6 +53,7 @@ def _without_m(meeting: Callable[[SumTasks], Update], norm: NormScope) -> InnerR
         alone=recall_shared,
         remember=remember_shared,
         by_element=norm == "global",
+        fused=fused,
         spread=meeting,
     )
 
@@ -74,7 +75,15 @@ class BatchOnly:
 
             return together
 
-        return _without_m(meeting, self.norm)
+        def fused(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, Weights]:
+            from gradshare.kernels.fused import share
+
+            ((name, own),) = gradients.items()
+            lam, nothing_seen = learned["lam"], torch.zeros_like(memory["seen"])
+            direction, fresh = share(own, lam.detach(), lam, memory["ghat"][name][step], nothing_seen, step)
+            return {name: direction}, {name: fresh}
+
+        return _without_m(meeting, fused, self.norm)
 
 
 @dataclass(frozen=True)
@@ -99,4 +108,12 @@ class MemoryOnly:
 
             return together
 
-        return _without_m(meeting, self.norm)
+        def fused(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, Weights]:
+            from gradshare.kernels.fused import share
+
+            ((name, own),) = gradients.items()
+            half = torch.zeros_like(learned["lam"])
+            _, running = share(own.detach(), half, half, memory["ghat"][name][step], memory["seen"], step)
+            return recall_shared(gradients, learned, memory, step)[0], {name: running}
+
+        return _without_m(meeting, fused, self.norm)

@@ -82,6 +82,36 @@ def share(
     return _Share.apply(gradients.contiguous(), m, lam, stored, seen, step)
 
 
+def cosines(vectors: Tensor, direction: Tensor) -> Tensor:  # [tasks, P], [P] -> [tasks]
+    """The cosine between every task's vector and a direction; 0, with zero derivative, where either is zero."""
+    return _Cosines.apply(vectors, direction)
+
+
+class _Cosines(torch.autograd.Function):
+    """Lengths in float64; what is not finite counts as in `sharing.normalised`."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, direction: Tensor) -> Tensor:
+        finite = vectors.nan_to_num()
+        inverse = _inverse_length(finite)
+        units = (finite * inverse).to(vectors.dtype)
+        unit = (direction * _inverse_length(direction)).to(vectors.dtype)
+        result = (units * unit).sum(1, keepdim=True)
+        ctx.save_for_backward(units, unit, inverse, result)
+        return result.squeeze(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor, None]:
+        units, unit, inverse, result = ctx.saved_tensors
+        return (v[:, None] * inverse).to(v.dtype) * (unit - result * units), None
+
+
+def _inverse_length(vectors: Tensor) -> Tensor:  # [..., P] -> [..., 1]
+    length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True, dtype=torch.float64)
+    return torch.where(length == 0, 0.0, 1 / length)
+
+
 class _Share(torch.autograd.Function):
     @staticmethod
     def forward(
