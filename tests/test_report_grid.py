@@ -92,6 +92,18 @@ def test_one_arm_in_two_configurations_is_two_rows(tmp_path: Path) -> None:
     assert comparison["arms"]["tensor"]["against_original"]["reference"] == "original"
 
 
+def test_one_arm_with_longer_and_shorter_runs_is_named_by_its_epochs(tmp_path: Path) -> None:
+    make_run(tmp_path / "original" / "seed-0", "original", [0.4])
+    make_run(tmp_path / "shared" / "seed-0", "shared", [0.4])
+    for seed in (1, 2):
+        folder = make_run(tmp_path / "shared" / f"seed-{seed}", "shared", [0.4], seed=seed)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "epochs": 1}))
+    (experiment,) = compared(tmp_path)["experiments"]
+    assert [one["name"] for one in experiment["repeats"]] == ["original", "shared, 6 epochs", "shared, 1 epoch"]
+    assert [len(one["runs"]) for one in experiment["repeats"]] == [1, 1, 2]
+
+
 def test_runs_that_differ_in_machine_and_seed_are_repeats(tmp_path: Path) -> None:
     make_run(tmp_path / "a", "shared", [0.4], seed=0, threads=1, device="cpu")
     make_run(tmp_path / "b", "shared", [0.4], seed=1, threads=2, device="cuda")

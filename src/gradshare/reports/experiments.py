@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from gradshare.reports.paper import DATA
 from gradshare.reports.records import LARGEST
 from gradshare.reports.runs import Run
-from gradshare.reports.wording import METHODS
+from gradshare.reports.wording import METHODS, count
 
 # and the seed: what repeats may differ in
 OF_THE_MACHINE = ("version", "device", "engine", "threads", "eval_batch", "deterministic")
@@ -53,7 +53,7 @@ class Repeats:
     """The runs of one arm that differ in their seed alone."""
 
     name: str
-    """The arm, or the first run's name where the arm has several configurations in this experiment."""
+    """The arm; where it has several configurations in this experiment, with its epochs, or the first run's name."""
     runs: list[Run]
 
     @property
@@ -77,8 +77,8 @@ class Experiment:
         found: dict[str, list[Run]] = {}
         for run in self.runs:
             found.setdefault(_configuration(run), []).append(run)
-        arms = [runs[0].arm for runs in found.values()]
-        return [Repeats(runs[0].arm if arms.count(runs[0].arm) == 1 else runs[0].name, runs) for runs in found.values()]
+        firsts = [runs[0] for runs in found.values()]
+        return [Repeats(_name(runs[0], firsts), runs) for runs in found.values()]
 
     def partner(self, run: Run, arm: str) -> Run | None:
         """The run of that arm to compare with: of the same seed, beside it, or the only one there is."""
@@ -109,6 +109,15 @@ def _whole_rate(run: Run) -> Any:
     """The rate of the experiment: the half-rate control has half of it."""
     rate = run.config.get("inner_lr")
     return round(2 * rate, 12) if run.arm == "half-rate" and isinstance(rate, float) else rate
+
+
+def _name(run: Run, others: list[Run]) -> str:
+    """The arm, as briefly as tells it from the same arm in other configurations: shared; shared, 20 epochs; its run."""
+    epochs = [other.config.get("epochs") for other in others if other.arm == run.arm]
+    own = run.config.get("epochs")
+    if len(epochs) == 1:
+        return run.arm
+    return f"{run.arm}, {count(own, 'epoch')}" if isinstance(own, int) and epochs.count(own) == 1 else run.name
 
 
 def _configuration(run: Run) -> str:
