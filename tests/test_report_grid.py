@@ -21,7 +21,7 @@ from gradshare.reports.against import T_975, spread
 from gradshare.reports.description import training_command
 from gradshare.reports.experiments import group
 from gradshare.reports.formats import csv_experiments, latex, latex_text, markdown
-from gradshare.reports.headline import headline, key_figures, unfinished, verdict_text
+from gradshare.reports.headline import headline, key_figures, pairs, unfinished, verdict_text
 from gradshare.reports.hover import hover
 from gradshare.reports.paper import TABLE, departures, experiment_of, paper_cell
 from gradshare.reports.run_tables import threshold_table
@@ -102,6 +102,19 @@ def test_one_arm_with_longer_and_shorter_runs_is_named_by_its_epochs(tmp_path: P
     (experiment,) = compared(tmp_path)["experiments"]
     assert [one["name"] for one in experiment["repeats"]] == ["original", "shared, 6 epochs", "shared, 1 epoch"]
     assert [len(one["runs"]) for one in experiment["repeats"]] == [1, 1, 2]
+
+
+def test_where_there_is_room_for_one_the_configuration_with_the_most_seeds_is_told(tmp_path: Path) -> None:
+    make_run(tmp_path / "original" / "seed-0", "original", [0.4], test=outcome(0.4, 0.4))
+    make_run(tmp_path / "first" / "seed-0", "shared", [0.9], test=outcome(0.9, 0.9), norm="tensor")
+    for seed in (0, 1):
+        folder = tmp_path / "global" / f"seed-{seed}"
+        make_run(folder, "shared", [0.5], test=outcome(0.5, 0.5), seed=seed, norm="global")
+    comparison = compared(tmp_path)
+    (table,) = accuracy_tables(comparison)
+    assert [cell.value for cell in table.rows[0][1:3]] == [0.4, 0.5]
+    assert "the one with the most seeds: MAML/5 on glyphs, global/seed-0." in table.note
+    assert [pair.shared["name"] for pair in pairs(comparison)] == ["global/seed-0"]
 
 
 def test_runs_that_differ_in_machine_and_seed_are_repeats(tmp_path: Path) -> None:

@@ -74,6 +74,15 @@ def _experiment(one: Experiment, arms: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def main_arms(experiment: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Each arm in the configuration to tell of where there is room for one: that with the most seeds done."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in experiment["repeats"]:
+        if one["arm"] not in found or one["done"] > found[one["arm"]]["done"]:
+            found[one["arm"]] = one
+    return found
+
+
 def _repeats(repeats: Repeats, arms: dict[str, Any], thresholds: list[dict[str, Any]]) -> dict[str, Any]:
     """An arm over its seeds: those that are done, and against originals that trained as long, where there are any.
 

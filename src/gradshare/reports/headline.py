@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from gradshare.presets import CONTROLS
 from gradshare.reports.accounting import part
-from gradshare.reports.compare import Comparison, result_of
+from gradshare.reports.compare import Comparison, main_arms, result_of
 from gradshare.reports.wording import (
     ARMS,
     Measure,
@@ -45,7 +45,7 @@ def pairs(comparison: Comparison) -> list[Pair]:
     """The experiments in which sharing can be compared with the original."""
     found = []
     for experiment in comparison["experiments"]:
-        arms = {one["arm"]: one for one in reversed(experiment["repeats"])}  # the first of an arm's configurations
+        arms = main_arms(experiment)
         if "original" in arms and "shared" in arms and arms["shared"]["mean_difference"]:
             verdicts = _verdicts(arms["shared"], comparison)
             told = verdicts[0] if len(set(verdicts)) == 1 else "level"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gradshare.reports import wording
-from gradshare.reports.compare import Comparison
+from gradshare.reports.compare import Comparison, main_arms
 from gradshare.reports.experiments import value_text
 from gradshare.reports.paper import DATA
 from gradshare.reports.run_tables import Cell, Table, runs_table
@@ -66,8 +66,17 @@ def _accuracy_table(title: str, members: list[dict[str, Any]], comparison: Compa
     note = "Method/tasks a batch. Test: the ensemble of the best epochs where there is one, else the best epoch."
     other = [f"{row} from the store {_store(one)}" for (row, name), one in places.items() if _store(one) != name]
     note += f" {wording.listed(other)}." if other else ""
+    chosen = [f"{row} on {name}, {_chosen(one)}" for (row, name), one in places.items() if _chosen(one)]
+    note += f" Of an arm trained in several ways, the one with the most seeds: {'; '.join(chosen)}." if chosen else ""
     papers = any(experiment["paper"] for experiment in members)
     return Table(title, ["Method/tasks", *columns], cells, f"{note} {PAPER_NOTE}" if papers else note)
+
+
+def _chosen(experiment: dict[str, Any]) -> str:
+    """The arms of the paper's table that have several configurations, each in the one that is told of."""
+    arms = main_arms(experiment)
+    names = [arms[arm]["name"] for arm in ("original", "shared") if arm in arms]
+    return wording.listed([name for name in names if name not in ("original", "shared")])
 
 
 def _data(experiment: dict[str, Any]) -> str:
@@ -79,7 +88,7 @@ def _store(experiment: dict[str, Any]) -> str:
 
 
 def _pair_cells(experiment: dict[str, Any], comparison: Comparison) -> list[Cell]:
-    arms = {one["arm"]: one for one in reversed(experiment["repeats"])}
+    arms = main_arms(experiment)
     paper, measure = experiment["paper"] or {}, comparison["measure"]
     tests = [_test_cell(arms.get(arm), paper.get(arm), measure) for arm in ("original", "shared")]
     found = arms["shared"]["speed_up"] if "shared" in arms else None
