@@ -187,7 +187,7 @@ def test_arms_at_a_time_or_one_by_one_are_the_same_runs(blobs: Path, tmp_path: P
 
 @pytest.mark.parametrize("stop", ["SIGTERM to the parent", "SIGTERM to all", "Ctrl-C to all"])
 def test_a_stopped_comparison_goes_on(blobs: Path, tmp_path: Path, stop: str) -> None:
-    words = ["compare", "--dataset", blobs, *SMALL, "--epochs", 3, "--iterations", 150, "--jobs", 2, "--out", tmp_path]
+    words = ["compare", "--dataset", blobs, *SMALL, "--epochs", 3, "--iterations", 70, "--jobs", 2, "--out", tmp_path]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command(*words), start_new_session=True, **pipes) as process:  # type: ignore[call-overload]
         assert process.stdout is not None and process.stderr is not None

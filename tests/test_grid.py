@@ -25,7 +25,7 @@ from gradshare.grid.cells import Cell, planned, read_state
 from gradshare.grid.driver import drive
 from gradshare.grid.estimate import estimates
 from gradshare.interruption import Interrupted
-from gradshare.locks import lock_of, locked
+from gradshare.locks import holder, lock_of, locked
 from gradshare.presets import preset
 from gradshare.reports import write_report
 
@@ -65,7 +65,9 @@ def epochs_done(folder: Path) -> int:
 
 
 def worker(folder: Path) -> int:
-    return int(json.loads(lock_of(folder).read_text())["pid"])
+    """The process at work on a run; 0 while nobody is."""
+    found = holder(folder)
+    return found.pid if found else 0
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +86,9 @@ def test_a_killed_worker_goes_on_and_a_failing_cell_stops_nobody(blobs: Path, wh
     folder = tmp_path / MAML / "seed-0"
     with started(*words, "--out", tmp_path) as process:
         wait_for(lambda: epochs_done(folder) >= 1, process)
-        os.kill(worker(folder), signal.SIGKILL)
+        killed = worker(folder)
+        assert killed
+        os.kill(killed, signal.SIGKILL)
         output, errors = process.communicate(timeout=120)
     assert process.returncode == 2 and "Traceback" not in errors
     assert f"{MAML}/seed-0: its worker ended (signal 9); try 2 of 3 goes on from the last checkpoint" in output
@@ -132,8 +136,9 @@ def test_ray_starts_a_killed_worker_again(blobs: Path, whole: Path, tmp_path: Pa
         try:
             wait_for(lambda: epochs_done(folder) >= 1, process)
             killed = worker(folder)
+            assert killed
             os.kill(killed, signal.SIGKILL)
-            wait_for(lambda: lock_of(folder).exists() and worker(folder) != killed, process)
+            wait_for(lambda: worker(folder) not in (0, killed), process)
             output, errors = process.communicate(timeout=60)
         finally:
             process.kill()
