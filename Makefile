@@ -10,8 +10,8 @@ demo: .venv/ready
 	    --arms original --arms shared --arms half-rate --jobs 3 --threads 1 --out runs/demo
 
 test: .venv/ready
-	$(BIN)/ruff format --check src tests examples benchmarks
-	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/ruff format --check src tests examples benchmarks results
+	$(BIN)/ruff check src tests examples benchmarks results
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal
 
@@ -22,8 +22,8 @@ chaos: .venv/ready
 	$(BIN)/python -m tests.chaos --kills 1000 --damaged 3000 --minutes 45
 
 format: .venv/ready
-	$(BIN)/ruff check --fix src tests examples benchmarks
-	$(BIN)/ruff format src tests examples benchmarks
+	$(BIN)/ruff check --fix src tests examples benchmarks results
+	$(BIN)/ruff format src tests examples benchmarks results
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gradshare needs Python 3.11 or later")'

@@ -5,12 +5,12 @@ The first 20 epochs of every run of CUB, 1-shot, MAML, since most have no more; 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import matplotlib.pyplot as plt
+
+from gradshare.reports.runs import Run, read_run
 
 RESULTS = Path(__file__).parent
 EPOCHS = 20
@@ -21,23 +21,24 @@ NAMES = {"": "original", "+gs": "sharing"}
 MARKERS = {"+gs": "o", "~gate-only": "s", "~batch-only": "v", "~memory-only": "^", "~conditioned": "D"}
 
 
-class Run:
-    def __init__(self, folder: Path) -> None:
-        lines = (folder / "metrics.jsonl").read_text().splitlines()[:EPOCHS]
-        self.epochs: list[dict[str, Any]] = [json.loads(line) for line in lines]
-        self.accuracies = [100 * epoch["val_accuracy"] for epoch in self.epochs]
-        self.best = max(self.accuracies)
-        test = json.loads((folder / "summary.json").read_text())["test"]
-        self.test = 100 * test["ensemble"]["accuracy"]
-
-    def first_at(self, level: float) -> int | None:
-        return next((at for at, value in enumerate(self.accuracies, start=1) if value >= level), None)
-
-
 def runs(experiment: str, arm: str) -> list[Run]:
+    """The seeds of an arm."""
     rate = "-10x" if experiment.endswith("-10x") else ""
     folder = f"{experiment.removesuffix('-10x')}{arm}{rate}"
-    return [Run(seed) for seed in sorted((RESULTS / "paper" / folder).glob("seed-*"))]
+    return [read_run(seed) for seed in sorted((RESULTS / "paper" / folder).glob("seed-*"))]
+
+
+def accuracies(run: Run) -> list[float]:
+    return [100 * float(value) for value in run.val[:EPOCHS]]
+
+
+def test(run: Run) -> float:
+    assert run.test_ensemble
+    return 100 * run.test_ensemble.accuracy
+
+
+def by_seed(values: list[float]) -> str:
+    return " ".join(f"{value:.1f}" for value in values) + f" (mean {mean(values):.1f})"
 
 
 def table(title: str, experiment: str, arms: tuple[str, ...], level: float) -> None:
@@ -45,11 +46,11 @@ def table(title: str, experiment: str, arms: tuple[str, ...], level: float) -> N
     print("epoch        ", *(f"{epoch:4}" for epoch in SHOWN))
     for arm in arms:
         seeds = runs(experiment, arm)
-        means = [mean(seed.accuracies[epoch - 1] for seed in seeds) for epoch in SHOWN]
-        print(f"{NAMES.get(arm, arm[1:]):13}", *(f"{value:.1f}" for value in means), end="  | ")
-        print(*(str(seed.first_at(level) or "-") for seed in seeds), end=" | ")
-        print(*(f"{seed.best:.1f}" for seed in seeds), f"(mean {mean(seed.best for seed in seeds):.1f})", end=" | ")
-        print(*(f"{seed.test:.1f}" for seed in seeds), f"(mean {mean(seed.test for seed in seeds):.1f})")
+        curves = [accuracies(seed) for seed in seeds]
+        means = [mean(curve[epoch - 1] for curve in curves) for epoch in SHOWN]
+        reached = [next((at for at, value in enumerate(curve, start=1) if value >= level), "-") for curve in curves]
+        print(f"{NAMES.get(arm, arm[1:]):13}", *(f"{value:.1f}" for value in means), " |", *reached, end=" | ")
+        print(by_seed([max(curve) for curve in curves]), "|", by_seed([test(seed) for seed in seeds]))
 
 
 def last_gate() -> None:
@@ -58,11 +59,21 @@ def last_gate() -> None:
     _, axes = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
     for arm, marker in MARKERS.items():
         seeds = runs("cub-1shot-5task-maml", arm)
-        for number, seed in enumerate(seeds):
-            gates = " ".join(f"{gate:.2f}" for gate in seed.epochs[-1]["lam"])
-            print(f"{NAMES.get(arm, arm[1:]):12} seed {number}  {gates}  {seed.test:.1f} %")
-        last = [seed.epochs[-1]["lam"][-1] for seed in seeds]
-        axes.plot(last, [seed.test for seed in seeds], marker, ms=8, alpha=0.75, label=NAMES.get(arm, arm[1:]))
+        gates = [seed.lam[EPOCHS - 1] for seed in seeds if seed.lam is not None]
+        for number, (seed, steps) in enumerate(zip(seeds, gates, strict=True)):
+            print(
+                f"{NAMES.get(arm, arm[1:]):12} seed {number} ",
+                *(f"{gate:.2f}" for gate in steps),
+                f"{test(seed):.1f} %",
+            )
+        axes.plot(
+            [steps[-1] for steps in gates],
+            [test(seed) for seed in seeds],
+            marker,
+            ms=8,
+            alpha=0.75,
+            label=NAMES.get(arm, arm[1:]),
+        )
     axes.set(xlabel=f"σ(λ) of the last inner step after {EPOCHS} epochs", ylabel="test accuracy, %")
     axes.set_title("CUB, 5-way 1-shot, MAML/5: a dot a training", fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from gradshare.inner import InnerRule, SumTasks, Tree, Update, Weights, sum_of_tasks
-from gradshare.sharing import NormScope, finite_part, mix, normalised, remember_shared, running_mean, start_sharing
+from gradshare.inner import InnerRule, SumTasks, Tree, Update, Weights
+from gradshare.sharing import NormScope, finite_part, mix, normalised, running_mean, sharing_rule, start_sharing
 
 TYPICAL = 0.1  # cosine of a task's gradient with the running mean, and its deviation over tasks (docs/log.md)
 
@@ -60,16 +60,7 @@ def share_by_agreement(norm: NormScope = "global") -> InnerRule:
         learned, memory = start_sharing(weights, steps)
         return {**learned, "agreement": torch.zeros_like(learned["lam"])}, memory
 
-    return InnerRule(
-        "sharing",
-        start,
-        together=meeting(sum_of_tasks),
-        alone=alone,
-        remember=remember_shared,
-        by_element=norm == "global",
-        fused=fused,
-        spread=meeting,
-    )
+    return sharing_rule(start, meeting, fused, norm, alone)
 
 
 def agreement(gradients: Weights, direction: Weights, norm: NormScope) -> Weights:  # {name: [tasks]}

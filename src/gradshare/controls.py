@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gradshare.inner import InnerRule, SumTasks, Tree, Update, Weights, sum_of_tasks, without_memory
+from gradshare.inner import InnerRule, SumTasks, Tree, Update, Weights, without_memory
 from gradshare.sharing import (
     NormScope,
     check_norm,
@@ -19,7 +19,7 @@ from gradshare.sharing import (
     mix,
     normalised,
     recall_shared,
-    remember_shared,
+    sharing_rule,
     start_sharing,
 )
 
@@ -46,16 +46,7 @@ def _without_m(meeting: Callable[[SumTasks], Update], fused: Update, norm: NormS
         learned, memory = start_sharing(weights, steps)
         return {"lam": learned["lam"]}, memory
 
-    return InnerRule(
-        "sharing",
-        start,
-        together=meeting(sum_of_tasks),
-        alone=recall_shared,
-        remember=remember_shared,
-        by_element=norm == "global",
-        fused=fused,
-        spread=meeting,
-    )
+    return sharing_rule(start, meeting, fused, norm)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -79,16 +80,7 @@ def share_gradients(norm: NormScope = "global") -> InnerRule:
         direction, running = share(all_tasks, learned["m"], learned["lam"], stored, memory["seen"], step)
         return {name: direction}, {name: running}
 
-    return InnerRule(
-        "sharing",
-        start_sharing,
-        together=meeting(sum_of_tasks),
-        alone=recall_shared,
-        remember=remember_shared,
-        by_element=norm == "global",
-        fused=fused,
-        spread=meeting,
-    )
+    return sharing_rule(start_sharing, meeting, fused, norm)
 
 
 def start_sharing(weights: Weights, steps: int) -> tuple[Tree, Tree]:
@@ -119,6 +111,26 @@ def remember_shared(memory: Tree, notes: list[Weights]) -> Tree:
     """The running means of all inner steps, as constants for the next meta-iteration."""
     ghat = {name: torch.stack([note[name].detach() for note in notes]) for name in memory["ghat"]}
     return {"ghat": ghat, "seen": torch.ones_like(memory["seen"])}
+
+
+def sharing_rule(
+    start: Callable[[Weights, int], tuple[Tree, Tree]],
+    meeting: Callable[[SumTasks], Update],
+    fused: Update,
+    norm: NormScope,
+    alone: Update = recall_shared,
+) -> InnerRule:
+    """A way of sharing: how the tasks of a batch meet, given how to sum over them; the rest is as in the paper."""
+    return InnerRule(
+        "sharing",
+        start,
+        together=meeting(sum_of_tasks),
+        alone=alone,
+        remember=remember_shared,
+        by_element=norm == "global",
+        fused=fused,
+        spread=meeting,
+    )
 
 
 def mix(gradients: Weights, shared: Weights, gate: Tensor) -> Weights:
