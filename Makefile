@@ -16,10 +16,10 @@ test: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal
 
 fuzz: .venv/ready
-	FUZZ_CASES=12000 OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_fuzz.py
+	FUZZ_CASES=12000 OMP_NUM_THREADS=1 $(BIN)/pytest tests/stress/test_fuzz.py
 
 chaos: .venv/ready
-	$(BIN)/python -m tests.chaos --kills 1000 --damaged 3000 --minutes 45
+	$(BIN)/python -m tests.stress.chaos --kills 1000 --damaged 3000 --minutes 45
 
 format: .venv/ready
 	$(BIN)/ruff check --fix src tests examples benchmarks results

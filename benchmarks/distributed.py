@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 
 import gradshare as gs
-from gradshare.config import RunConfig
-from gradshare.distributed import Group
-from gradshare.runs import settle
-from gradshare.torchrun import ends_at_once
+from gradshare.engine.processes import Group
+from gradshare.runs.build import settle
+from gradshare.runs.config import RunConfig
+from gradshare.runs.torchrun import ends_at_once
 
 
 def random_tasks(tasks: int, seed: int) -> gs.Episodes:

@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 import gradshare as gs
-from gradshare.config import RunConfig
-from gradshare.display import PlainScreen, RunDisplay
-from gradshare.interruption import Interrupted
-from gradshare.runs import run
+from gradshare.runs.build import run
+from gradshare.runs.config import RunConfig
+from gradshare.runs.display import PlainScreen, RunDisplay
+from gradshare.runs.interruption import Interrupted
 
 
 def main() -> None:

@@ -11,49 +11,56 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "algorithms": ["anil", "first_order_maml", "maml", "maml_plus_plus", "meta_sgd"],
-    "backbones": ["Conv4"],
-    "conditioned": ["share_by_agreement"],
-    "config": ["RunConfig", "Training"],
-    "controls": ["BatchOnly", "GateOnly", "MemoryOnly"],
+    "learners.algorithms": ["anil", "first_order_maml", "maml", "maml_plus_plus", "meta_sgd"],
+    "engine.networks": ["Conv4"],
+    "method.conditioned": ["share_by_agreement"],
+    "runs.config": ["RunConfig", "Training"],
+    "method.controls": ["BatchOnly", "GateOnly", "MemoryOnly"],
     "data.dataset": ["Dataset", "load_dataset"],
-    "distributed": ["Group"],
-    "episodes": ["Episodes", "Shape", "TaskSource"],
+    "engine.processes": ["Group"],
+    "method.episodes": ["Episodes", "Shape", "TaskSource"],
     "errors": ["UserError"],
-    "evaluation": ["Evaluation", "evaluate"],
-    "inner": ["InnerRule", "chain", "rate_per_element", "rate_per_tensor_and_step", "scale", "stop_gradient"],
-    "learner": ["Learner", "Outcome"],
-    "outer": ["meta_step", "optimiser"],
-    "pretrained": ["from_pretrained", "save_pretrained"],
-    "saved": ["load_run"],
-    "sharing": ["GradientSharing", "share_gradients"],
-    "state": ["MetaState"],
-    "torchrun": ["processes"],
-    "training": ["train"],
+    "runs.evaluation": ["Evaluation", "evaluate"],
+    "method.rules": ["InnerRule", "chain", "rate_per_element", "rate_per_tensor_and_step", "scale", "stop_gradient"],
+    "learners.learner": ["Learner", "Outcome"],
+    "learners.outer": ["meta_step", "optimiser"],
+    "runs.pretrained": ["from_pretrained", "save_pretrained"],
+    "runs.saved": ["load_run"],
+    "method.sharing": ["GradientSharing", "share_gradients"],
+    "method.state": ["MetaState"],
+    "runs.torchrun": ["processes"],
+    "runs.training": ["train"],
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 __all__ = sorted(_MODULE)
 
 if TYPE_CHECKING:
-    from gradshare.algorithms import anil, first_order_maml, maml, maml_plus_plus, meta_sgd
-    from gradshare.backbones import Conv4
-    from gradshare.conditioned import share_by_agreement
-    from gradshare.config import RunConfig, Training
-    from gradshare.controls import BatchOnly, GateOnly, MemoryOnly
     from gradshare.data.dataset import Dataset, load_dataset
-    from gradshare.distributed import Group
-    from gradshare.episodes import Episodes, Shape, TaskSource
+    from gradshare.engine.networks import Conv4
+    from gradshare.engine.processes import Group
     from gradshare.errors import UserError
-    from gradshare.evaluation import Evaluation, evaluate
-    from gradshare.inner import InnerRule, chain, rate_per_element, rate_per_tensor_and_step, scale, stop_gradient
-    from gradshare.learner import Learner, Outcome
-    from gradshare.outer import meta_step, optimiser
-    from gradshare.pretrained import from_pretrained, save_pretrained
-    from gradshare.saved import load_run
-    from gradshare.sharing import GradientSharing, share_gradients
-    from gradshare.state import MetaState
-    from gradshare.torchrun import processes
-    from gradshare.training import train
+    from gradshare.learners.algorithms import anil, first_order_maml, maml, maml_plus_plus, meta_sgd
+    from gradshare.learners.learner import Learner, Outcome
+    from gradshare.learners.outer import meta_step, optimiser
+    from gradshare.method.conditioned import share_by_agreement
+    from gradshare.method.controls import BatchOnly, GateOnly, MemoryOnly
+    from gradshare.method.episodes import Episodes, Shape, TaskSource
+    from gradshare.method.rules import (
+        InnerRule,
+        chain,
+        rate_per_element,
+        rate_per_tensor_and_step,
+        scale,
+        stop_gradient,
+    )
+    from gradshare.method.sharing import GradientSharing, share_gradients
+    from gradshare.method.state import MetaState
+    from gradshare.runs.config import RunConfig, Training
+    from gradshare.runs.evaluation import Evaluation, evaluate
+    from gradshare.runs.pretrained import from_pretrained, save_pretrained
+    from gradshare.runs.saved import load_run
+    from gradshare.runs.torchrun import processes
+    from gradshare.runs.training import train
 
 
 def __getattr__(name: str) -> Any:

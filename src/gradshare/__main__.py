@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gradshare.waiting import stoppable
+from gradshare.cli.waiting import stoppable
 
 
 def main() -> None:
     with stoppable("nothing was begun"):
-        from gradshare.cli import main as command
+        from gradshare.cli.app import main as command
     command()
 
 

@@ -1,17 +1,20 @@
-"""Files that a crash leaves whole, and JSON objects that carry their own checksum. Imports nothing heavy."""
+"""Files that a crash leaves whole, JSON that carries its own checksum, and reading what others may have made.
+
+Imports nothing heavy.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from gradshare.errors import UserError
-from gradshare.reading import read_bytes
 
 NEW = ".new"  # how the name of a file or folder ends while it is being written; it begins with a dot
 
@@ -101,3 +104,72 @@ def opened(content: dict[str, Any]) -> dict[str, Any]:
 
 def _digest(content: dict[str, Any]) -> str:
     return sha256(json.dumps(content, sort_keys=True).encode())
+
+
+DEEPEST = 50  # levels of nesting; nothing of ours has more than 5
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a regular file. A pipe, which may never end, or a device is refused."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise UserError(f"{path} is not a file")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    except (MemoryError, OverflowError):
+        raise UserError(f"{path} is too large to read: {os.fstat(descriptor).st_size:,} bytes") from None
+    finally:
+        os.close(descriptor)
+
+
+def read_text(path: Path) -> str:
+    """The text of a regular file, in UTF-8."""
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is damaged: it is not UTF-8 text at byte {error.start}") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """A JSON value with each key once and little nesting; ValueError says in a few words what is wrong.
+
+    Example:
+        >>> parse_json('{"seed": 1, "seed": 2}')
+        Traceback (most recent call last):
+        ValueError: 'seed' is there twice
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_each_once)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [inner for one in level for inner in _within(one)]
+        if not level:
+            return value
+    raise ValueError("it is nested too deeply")
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{key[:60]!r} is there twice")
+        found[key] = value
+    return found
+
+
+def _within(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+
+
+def check_output(path: Path, beginning: bytes, kind: str) -> None:
+    """Refuse to write over anything but an earlier file of the same kind, told by its first bytes."""
+    if not os.path.lexists(path):
+        return
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(len(beginning)) == beginning:
+                return
+    raise UserError(f"{path} is there already, and it is not {kind}: choose another name")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from gradshare.errors import UserError
-from gradshare.limits import check_range
+from gradshare.errors import UserError, check_range
 
 Library = Literal["gradshare", "higher", "torchopt"]
 Method = Literal["maml", "metasgd", "mamlpp"]

@@ -10,8 +10,6 @@ from functools import lru_cache
 
 import torch
 
-from gradshare import algorithms
-from gradshare.backbones import Conv4
 from gradshare.bench import rivals
 from gradshare.bench.cases import Case
 from gradshare.bench.ceilings import synchronise
@@ -19,13 +17,15 @@ from gradshare.bench.costs import bytes_moved, operations
 from gradshare.bench.results import Measurement
 from gradshare.data.dataset import Dataset
 from gradshare.data.store import ClassEntry, Index
-from gradshare.episodes import Episodes, Shape, task_key
-from gradshare.evaluation import evaluate
-from gradshare.graphs import GraphedPrediction, GraphedStep
-from gradshare.learner import Learner
-from gradshare.outer import meta_step, optimiser
-from gradshare.sharing import GradientSharing
-from gradshare.state import MetaState
+from gradshare.engine.networks import Conv4
+from gradshare.learners import algorithms
+from gradshare.learners.graphs import GraphedPrediction, GraphedStep
+from gradshare.learners.learner import Learner
+from gradshare.learners.outer import meta_step, optimiser
+from gradshare.method.episodes import Episodes, Shape, task_key
+from gradshare.method.sharing import GradientSharing
+from gradshare.method.state import MetaState
+from gradshare.runs.evaluation import evaluate
 
 METHODS: dict[str, Callable[..., Learner]] = {
     "maml": algorithms.maml,

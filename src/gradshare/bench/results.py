@@ -10,8 +10,7 @@ from typing import Any
 from gradshare.bench.cases import RIVALS, Case
 from gradshare.bench.costs import Ceiling, ceiling_of
 from gradshare.errors import UserError
-from gradshare.files import write_whole
-from gradshare.reading import parse_json, read_text
+from gradshare.files import parse_json, read_text, write_whole
 
 VERSION = 1
 

@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gradshare.backbones import Conv4
 from gradshare.bench.cases import RIVALS, Case, Library
 from gradshare.bench.ceilings import tf32_products
-from gradshare.episodes import Episodes
+from gradshare.engine.networks import Conv4
 from gradshare.errors import UserError
+from gradshare.method.episodes import Episodes
 
 
 class Missing(UserError):

@@ -17,7 +17,7 @@ from PIL import ImageDraw, ImageFont
 
 from gradshare.data.dataset import Dataset
 from gradshare.data.store import Image
-from gradshare.episodes import Shape, choose, task_key
+from gradshare.method.episodes import Shape, choose, task_key
 
 CELL = 84  # pixels; smaller images are enlarged to about this
 MARGIN, GAP, BETWEEN, LINE, HEADING = 20, 2, 16, 18, 46  # around, images, support from query, a name, a task's title

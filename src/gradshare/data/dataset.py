@@ -15,10 +15,10 @@ from torch import Tensor
 
 from gradshare.data.catalogue import BUILTIN, data_folder
 from gradshare.data.importing import how_to_make
-from gradshare.data.store import SPLITS, Image, Index, read_images, read_index
-from gradshare.episodes import Episodes, Shape, choose, episodes_from
-from gradshare.errors import UserError
-from gradshare.limits import check_range, path_of
+from gradshare.data.store import Image, Index, read_images, read_index
+from gradshare.errors import UserError, check_range, path_of
+from gradshare.method import SPLITS
+from gradshare.method.episodes import Episodes, Shape, choose, episodes_from
 
 Pixels = Literal["unit", "imagenet"]
 IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -24,8 +24,9 @@ from gradshare.data.catalogue import Progress
 from gradshare.data.entries import FILE, Entry
 from gradshare.data.sources import Source, open_source
 from gradshare.data.splits import some
-from gradshare.data.store import SPLITS, ClassEntry, Image, Index, building, read_index
+from gradshare.data.store import ClassEntry, Image, Index, building, read_index
 from gradshare.errors import UserError
+from gradshare.method import SPLITS
 
 Paths = Path | Sequence[Path]
 Place = tuple[int, str]  # which of the sources, and the member's name in it

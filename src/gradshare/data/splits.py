@@ -15,9 +15,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from gradshare.data.store import SPLITS
 from gradshare.errors import UserError
-from gradshare.reading import parse_json, read_bytes
+from gradshare.files import parse_json, read_bytes
+from gradshare.method import SPLITS
 
 Split = dict[str, list[str]]  # train, val and test: the names of their classes
 STANDARD = ("cub", "mini", "omniglot", "cifar-fs", "fc100")

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradshare.errors import UserError
-from gradshare.reading import parse_json, read_text
+from gradshare.files import parse_json, read_text
+from gradshare.method import SPLITS
 
-SPLITS = ("train", "val", "test")
 VERSION = 1
 Image = NDArray[np.uint8]
 

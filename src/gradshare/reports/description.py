@@ -7,12 +7,12 @@ import shlex
 from dataclasses import fields
 from typing import Any, get_args
 
-from gradshare.config import Arm, Method, RunConfig
-from gradshare.presets import described
+from gradshare.experiments.presets import described
 from gradshare.reports.experiments import OF_THE_MACHINE, group, value_text
 from gradshare.reports.paper import experiment_of
 from gradshare.reports.runs import Run
 from gradshare.reports.wording import METHODS, count, listed
+from gradshare.runs.config import Arm, Method, RunConfig
 
 
 def title(runs: list[Run]) -> str:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from gradshare.limits import printable
+from gradshare.errors import printable
 from gradshare.reports.compare import Comparison
 from gradshare.reports.experiments import value_text
 from gradshare.reports.run_tables import Cell, Table, runs_table

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gradshare.limits import printable
+from gradshare.errors import printable
 from gradshare.reports.runs import Floats, Ints
 
 

@@ -10,7 +10,7 @@ from html import escape as escape_markup
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from gradshare.limits import printable
+from gradshare.errors import printable
 from gradshare.reports import description
 from gradshare.reports.compare import Comparison
 from gradshare.reports.experiments import value_text

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gradshare.presets import EVERY_ARM, Experiment, described
+from gradshare.experiments.presets import EVERY_ARM, Experiment, described
 
 
 class PaperCell(NamedTuple):

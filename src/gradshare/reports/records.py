@@ -6,9 +6,8 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gradshare.errors import UserError
-from gradshare.limits import MOST, shown
-from gradshare.reading import parse_json, read_bytes
+from gradshare.errors import MOST, UserError, shown
+from gradshare.files import parse_json, read_bytes
 
 LARGEST = 1e100  # sums and squares of such numbers are still numbers
 Json = dict[str, Any]

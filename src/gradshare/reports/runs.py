@@ -10,15 +10,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gradshare.divergence import read_note, saturated
 from gradshare.errors import UserError
-from gradshare.files import opened
-from gradshare.finished import damage
-from gradshare.grid.cells import NOTES, Cell, planned
-from gradshare.locks import holder
-from gradshare.reading import read_bytes
+from gradshare.experiments.cells import NOTES, Cell, planned
+from gradshare.files import opened, read_bytes
 from gradshare.reports.records import Json, Record, read_lines, read_object
 from gradshare.reports.wording import Measure, arm_rank
+from gradshare.runs.divergence import read_note, saturated
+from gradshare.runs.finished import damage
+from gradshare.runs.locks import holder
 
 State = Literal["done", "running", "unfinished", "waiting", "failed", "diverged"]
 Floats = NDArray[np.float64]

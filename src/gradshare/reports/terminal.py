@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gradshare.limits import printable
+from gradshare.errors import printable
 from gradshare.reports import wording
 from gradshare.reports.compare import Comparison, result_of
 from gradshare.reports.run_tables import bands_text, has_reference, speed_up_text, threshold_table

@@ -1,0 +1,241 @@
+"""`gradshare data`: list, import, download, verify and show data sets. Heavy modules are imported by the commands."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from cyclopts import App
+
+from gradshare.cli.waiting import bar, stoppable
+from gradshare.data.importing import DOWNLOADS, Kind, Transform
+from gradshare.errors import MOST, MOST_SEED, UserError, check_range, printable
+from gradshare.files import check_output
+
+if TYPE_CHECKING:
+    from gradshare.data.store import Index
+
+Downloadable = Literal["cub", "mini", "omniglot"]
+
+MOST_TASKS = 100  # on a contact sheet
+PNG = b"\x89PNG"  # how such a file begins
+
+data_app = App(name="data", help="Data sets: which there are, how to get more, and how they look.")
+
+
+@data_app.command(name="list")
+def list_data() -> None:
+    """The data sets on this machine, the built-in ones, and how to get the known ones that are not here."""
+    from gradshare.data.catalogue import BUILTIN, data_folder
+
+    home = data_folder()
+    print(f"data sets in {home}:")
+    found = {path.parent.name for path in home.glob("*/index.json") if not path.parent.name.startswith(".")}
+    known = ("cub", "mini", "omniglot")
+    for name in sorted(found | set(BUILTIN)) + [kind for kind in known if kind not in found]:
+        print(f"  {name:<16} {_describe(home / name) if name in found else _how_to_get(name, home)}")
+    print("your own images: gradshare data import folder PATH")
+
+
+def _describe(store: Path) -> str:
+    from gradshare.data.store import read_index
+
+    try:
+        index = read_index(store)
+    except UserError as error:
+        return f"cannot be used: {error}"
+    height, width, channels = index.image
+    return f"{index.images} images of {height}x{width}x{channels}; classes: {_classes(index)}"
+
+
+def _classes(index: Index) -> str:
+    counts = Counter(entry.split for entry in index.classes)
+    return " ".join(f"{split} {counts[split]}" for split in ("train", "val", "test"))
+
+
+def _how_to_get(name: str, home: Path) -> str:
+    from gradshare.data.catalogue import BUILTIN
+    from gradshare.data.download import PUBLISHED, import_command
+
+    if name in BUILTIN:
+        return "built in; made on first use"
+    folder = home / DOWNLOADS / name
+    if all((folder / archive.file).is_file() for archive in PUBLISHED[name].archives):
+        return f"downloaded; to import it: {import_command(name, folder)}"
+    return f"not here; to get it: gradshare data download {name}"
+
+
+@data_app.command(name="import")
+def import_data(
+    kind: Kind,
+    *paths: Path,
+    transform: Transform | None = None,
+    name: str | None = None,
+    split_file: Path | None = None,
+    seed: int = 0,
+    replace: bool = False,
+) -> None:
+    """Make a data set from an archive or a folder of images.
+
+    Parameters
+    ----------
+    kind
+        cub, mini and omniglot have their standard splits; folder is images of your own, `root/SPLIT/CLASS/*` or
+        `root/CLASS/*`.
+    paths
+        The archive as published, or a folder; several if the data set comes in several files.
+    transform
+        crop: shorter side to 126, centre crop 84 (default for cub); resize: whole image to 84 x 84 (for the others).
+    name
+        What the data set will be called; by default the kind (for folder the name of the path), with the transform
+        added if it is not the kind's default.
+    split_file
+        Only for folder: JSON, {"train": [classes], "val": [...], "test": [...]}.
+    seed
+        Only for folder, without splits of its own: which random split of the classes, 64/16/20 %.
+    replace
+        Replace a data set of that name, once the new one is complete.
+    """
+    from gradshare.data.importing import import_dataset
+
+    started = time.monotonic()
+    with stoppable("nothing is left of the import"), bar(f"importing {kind}", "images") as progress:
+        index, target = import_dataset(
+            kind, paths, transform, name, split_file=split_file, seed=seed, replace=replace, progress=progress
+        )
+    seconds = time.monotonic() - started
+    print(f"{target.name}: {index.images} images; classes: {_classes(index)}; in {target}")
+    print(f"{seconds:.1f} s, {index.images / seconds:.0f} images/s; to look at it: gradshare data show {target.name}")
+
+
+@data_app.command
+def download(kind: Downloadable, *, folder: Path | None = None) -> None:
+    """Fetch a data set from where it is published; the same command goes on after an interruption.
+
+    Parameters
+    ----------
+    kind
+        Which data set.
+    folder
+        Where to keep the archives; by default downloads/KIND in the folder that `gradshare data list` names.
+    """
+    from gradshare.data.catalogue import data_folder
+    from gradshare.data.download import PUBLISHED, fetch, import_command
+
+    published, folder = PUBLISHED[kind], folder or data_folder() / DOWNLOADS / kind
+    print(published.title)
+    with stoppable("what came so far is kept, and the same command goes on"):
+        for archive in published.archives:
+            with bar(f"downloading {archive.file}", "bytes") as progress:
+                fetched = fetch(kind, archive, folder, progress)
+            checked = "checked" if fetched.checked else "not checked: none is published"
+            print(f"{fetched.path}: md5 {fetched.md5}, {checked}")
+    print(f"next: {import_command(kind, folder)}")
+
+
+@data_app.command
+def verify(*names: str) -> None:
+    """Check a data set: the index against the file, every class, every image.
+
+    Parameters
+    ----------
+    names
+        Names or folders of data sets.
+    """
+    from gradshare.data.verification import verify as verify_store
+
+    if not names:
+        raise UserError("say which data set: gradshare data verify NAME")
+    for name in names:
+        with bar(f"reading {name}", "images") as progress:
+            index, sha256, blank = verify_store(_store(name), progress)
+        _print_counts(index)
+        print(f"  images.npy has sha256 {sha256}")
+        if blank:
+            classes = ", ".join(f"'{each}' ({count})" for each, count in list(blank.items())[:3])
+            raise UserError(
+                f"{sum(blank.values())} of {index.images} images of {name} are blank, zero everywhere, in"
+                f" {len(blank)} classes: {classes}; look at the source, and import it again"
+            )
+        print("  everything is as the index says; no image is blank")
+
+
+@data_app.command
+def show(
+    name: str,
+    *,
+    split: Literal["train", "val", "test"] = "train",
+    ways: int = 5,
+    shots: int = 1,
+    queries: int = 15,
+    tasks: int = 3,
+    seed: int = 0,
+    classes: bool = False,
+    out: Path | None = None,
+) -> None:
+    """Draw sampled tasks as a contact sheet, a PNG, and count the classes.
+
+    Parameters
+    ----------
+    name
+        Name or folder of a data set.
+    split
+        Where the tasks come from.
+    ways
+        Classes of a task.
+    shots
+        Support images of a class.
+    queries
+        Query images of a class.
+    tasks
+        How many tasks.
+    seed
+        Which tasks.
+    classes
+        Also print every class with its number of images.
+    out
+        The picture; by default NAME-SPLIT.png here.
+    """
+    for option, value in {"ways": ways, "shots": shots, "queries": queries, "tasks": tasks}.items():
+        check_range(option, value, 1, MOST_TASKS if option == "tasks" else MOST)
+    check_range("seed", seed, 0, MOST_SEED)
+    from gradshare.data.contact_sheet import contact_sheet
+    from gradshare.data.dataset import load_dataset
+    from gradshare.method.episodes import Shape
+
+    with bar("building the data set, once", "classes") as progress:
+        dataset = load_dataset(name, progress=progress)
+    _print_counts(dataset.index, classes)
+    sheet = contact_sheet(dataset, split, Shape(ways, shots, queries), tasks, seed)
+    out = out or Path(f"{Path(dataset.name).name}-{split}.png")
+    check_output(out, PNG, "a picture of ours")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(out, format="PNG")
+    print(printable(f"contact sheet: {out}"))
+
+
+def _store(name: str) -> Path:
+    from gradshare.data.catalogue import BUILTIN, data_folder
+
+    folder = Path(name)
+    if name in BUILTIN or not folder.exists():
+        folder = data_folder() / name
+    if not folder.exists():
+        raise UserError(f"there is no data set '{name}' here; gradshare data list shows what there is")
+    return folder
+
+
+def _print_counts(index: Index, every_class: bool = False) -> None:
+    height, width, channels = index.image
+    size = f"{index.images} images of {height}x{width}x{channels}"
+    print(printable(f"{index.name}: {size}, {index.transform}, from {index.source}"))
+    for split in ("train", "val", "test"):
+        own = [entry for entry in index.classes if entry.split == split]
+        counts = sorted({entry.images for entry in own} or {0})
+        each = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+        images = sum(entry.images for entry in own)
+        print(f"  {split:<5} {len(own):>5} classes {images:>7} images, {each} a class")
+        for entry in own if every_class else ():
+            print(f"    {entry.images:>6}  {printable(entry.name)}")

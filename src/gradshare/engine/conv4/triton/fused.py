@@ -1,0 +1,180 @@
+"""Cross-entropy and gradient sharing as single functions with their own derivatives, by the programs of `small.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton  # type: ignore[import-untyped]
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gradshare.engine.conv4.triton import small
+from gradshare.engine.conv4.triton.device import INTERPRETED, OVERLAPPED
+from gradshare.engine.conv4.triton.launch import _counters
+
+EXAMPLES = 128  # in a program
+ELEMENTS = 1024 if not INTERPRETED else 1 << 14
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:  # [tasks, n, ways], [tasks, n] -> [tasks]
+    """The mean cross-entropy of every task; twice differentiable."""
+    return _CrossEntropy.apply(logits.contiguous(), targets.contiguous())
+
+
+def _sizes(logits: Tensor) -> dict[str, int]:
+    return {"BM": EXAMPLES, "BW": triton.next_power_of_2(logits.shape[-1])}
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        ctx.save_for_backward(logits, targets)
+        losses = logits.new_empty(len(logits))
+        small.cross_entropy[(len(logits),)](logits, targets, losses, *logits.shape[1:], **_sizes(logits), **OVERLAPPED)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return _CrossEntropyGradient.apply(g, *ctx.saved_tensors), None
+
+
+class _CrossEntropyGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+        target = torch.empty_like(logits)
+        ctx.save_for_backward(g, logits, targets)
+        tasks, n, ways = logits.shape
+        small.cross_entropy_gradient[(-(-n // EXAMPLES), tasks)](
+            g, logits, targets, target, n, ways, g.stride(0), **_sizes(logits), **OVERLAPPED
+        )
+        return target
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
+        g, logits, targets = ctx.saved_tensors
+        target = torch.empty_like(logits)
+        tasks, n, ways = logits.shape
+        small.cross_entropy_second[(-(-n // EXAMPLES), tasks)](
+            v.contiguous(), g, logits, targets, target, n, ways, g.stride(0), **_sizes(logits), **OVERLAPPED
+        )
+        to_g = None
+        if ctx.needs_input_grad[0]:  # the gradient is g times something, so that something is its value at g = 1
+            unit = torch.empty_like(logits)
+            one = torch.ones_like(g)
+            small.cross_entropy_gradient[(-(-n // EXAMPLES), tasks)](
+                one, logits, targets, unit, n, ways, 1, **_sizes(logits), **OVERLAPPED
+            )
+            to_g = (v * unit).sum((1, 2))
+        return to_g, target, None
+
+
+def share(
+    gradients: Tensor,  # [tasks, P]
+    m: Tensor,  # [steps]
+    lam: Tensor,  # [steps]
+    stored: Tensor,  # [P]: the running mean of earlier meta-iterations, at this step
+    seen: Tensor,  # []
+    step: int,
+) -> tuple[Tensor, Tensor]:  # [tasks, P], [P]
+    """Equations 1 to 4: every task's direction, and the running mean."""
+    return _Share.apply(gradients.contiguous(), m, lam, stored, seen, step)
+
+
+def cosines(vectors: Tensor, direction: Tensor) -> Tensor:  # [tasks, P], [P] -> [tasks]
+    """The cosine between every task's vector and a direction; 0, with zero derivative, where either is zero."""
+    return _Cosines.apply(vectors, direction)
+
+
+class _Cosines(torch.autograd.Function):
+    """Lengths in float64; what is not finite counts as in `sharing.normalised`."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, direction: Tensor) -> Tensor:
+        finite = vectors.nan_to_num()
+        inverse = _inverse_length(finite)
+        units = (finite * inverse).to(vectors.dtype)
+        unit = (direction * _inverse_length(direction)).to(vectors.dtype)
+        result = (units * unit).sum(1, keepdim=True)
+        ctx.save_for_backward(units, unit, inverse, result)
+        return result.squeeze(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor, None]:
+        units, unit, inverse, result = ctx.saved_tensors
+        return (v[:, None] * inverse).to(v.dtype) * (unit - result * units), None
+
+
+def _inverse_length(vectors: Tensor) -> Tensor:  # [..., P] -> [..., 1]
+    length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True, dtype=torch.float64)
+    return torch.where(length == 0, 0.0, 1 / length)
+
+
+class _Share(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, gradients: Tensor, m: Tensor, lam: Tensor, stored: Tensor, seen: Tensor, step: int
+    ) -> tuple[Tensor, Tensor]:
+        tasks, size = gradients.shape
+        programs = -(-size // ELEMENTS)
+        total, running = gradients.new_empty(size), gradients.new_empty(size)
+        inverse = gradients.new_empty((), dtype=torch.float64)
+        direction = torch.empty_like(gradients)
+        parts = gradients.new_empty(programs, dtype=torch.float64)
+        most = triton.next_power_of_2(programs)
+        small.sum_of_tasks[(programs,)](
+            gradients,
+            total,
+            parts,
+            _counters(gradients.device),
+            inverse,
+            tasks,
+            size,
+            BLOCK=ELEMENTS,
+            PARTS=most,
+            **OVERLAPPED,
+        )
+        small.share[(programs,)](
+            gradients,
+            total,
+            inverse,
+            stored,
+            seen,
+            m[step:],
+            lam[step:],
+            running,
+            direction,
+            tasks,
+            size,
+            BLOCK=ELEMENTS,
+            **OVERLAPPED,
+        )
+        ctx.set_materialize_grads(False)  # or the running mean would get a gradient of zeros each time
+        ctx.save_for_backward(gradients, m, lam, stored, seen, total, inverse, running)
+        ctx.step = step
+        ctx.mark_non_differentiable(running)
+        return direction, running
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, v: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+        if v is None:
+            return (None,) * 6
+        gradients, m, lam, stored, seen, total, inverse, running = ctx.saved_tensors
+        tasks, size = gradients.shape
+        step, steps, v = ctx.step, len(m), v.contiguous()
+        programs = -(-size // ELEMENTS)
+        together, target = gradients.new_empty(size), torch.empty_like(gradients)
+        parts, results = gradients.new_empty(programs, 3), gradients.new_empty(1 + 2 * steps)
+        small.share_sums[(programs,)](
+            v, gradients, total, inverse, stored, seen, running, m[step:], lam[step:], together, parts,
+            _counters(gradients.device), results, steps, step, tasks, size,
+            BLOCK=ELEMENTS, PARTS=triton.next_power_of_2(programs), STEPS=triton.next_power_of_2(steps), **OVERLAPPED,
+        )  # fmt: skip
+        small.share_gradient[(programs,)](
+            v, gradients, together, total, inverse, seen, m[step:], lam[step:], results, target, tasks, size,
+            BLOCK=ELEMENTS, **OVERLAPPED,
+        )  # fmt: skip
+        return target, results[1 : 1 + steps], results[1 + steps :], None, None, None

@@ -1,0 +1,181 @@
+"""Conv4 on the kernels: the weights of a task in one vector, the images as patches, channels last."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gradshare.engine.conv4.triton.first_block import Patches, patches
+from gradshare.engine.conv4.triton.launch import Precision
+from gradshare.engine.conv4.triton.network import network
+from gradshare.engine.conv4.triton.plan import Part, Plan
+from gradshare.engine.networks import Conv4
+from gradshare.errors import UserError
+from gradshare.method.rules import InnerRule, Tree, Update, Weights
+
+ALL = "weights"  # the one name under which an inner rule sees all weights
+
+
+class PackedConv4:
+    """What `tasked.Named` is for any module, for `Conv4` alone.
+
+    A filter [O, C, 3, 3] is kept as [3 * 3 * C, O], its rows padded with zeros to a multiple of 16 in the first layer;
+    the head [ways, C * H * W] as [ways, H * W * C]; and each weight is padded to a multiple of 16 elements. The padding
+    sees zeros only, so its gradient is zero too.
+    """
+
+    def __init__(self, module: Conv4, adapted: tuple[str, ...], by_element: bool, precision: Precision) -> None:
+        self.module, self.adapted, self.by_element, self.precision = module, adapted, by_element, precision
+        self.layers = len(module.convs)
+        self.shapes = {name: module.get_parameter(name).shape for name in adapted}
+
+    @cached_property
+    def _orders(self) -> dict[str, Tensor]:
+        """For each weight: which of its elements (-1: none) is at each place of its part of the vector."""
+        orders = {}
+        for name, shape in self.shapes.items():
+            numbers = torch.arange(shape.numel()).view(shape)
+            if name.endswith("bias"):
+                order = numbers
+            elif name == "head.weight":
+                filters = self.shapes[f"convs.{self.layers - 1}.weight"][0]
+                side = (size // 16 for size in self.module.image[1:])
+                order = numbers.view(shape[0], filters, *side).permute(0, 2, 3, 1)
+            else:
+                order = numbers.permute(2, 3, 1, 0)
+                if name == "convs.0.weight":
+                    rows = order.flatten(0, 2)
+                    order = F.pad(rows, (0, 0, 0, -len(rows) % 16), value=-1)
+            order = order.flatten()
+            orders[name] = F.pad(order, (0, -len(order) % 16), value=-1)
+        return orders
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        return [len(order) for order in self._orders.values()]
+
+    @cached_property
+    def _places(self) -> tuple[Tensor, Tensor]:
+        """Packed from named, and named from packed, as indices into all elements and one zero after them."""
+        count = sum(shape.numel() for shape in self.shapes.values())
+        packed, offset = [], 0
+        for name, order in self._orders.items():
+            packed.append(torch.where(order < 0, count, order + offset))
+            offset += self.shapes[name].numel()
+        index = torch.cat(packed)
+        named = torch.zeros(count + 1, dtype=torch.long)
+        named[index] = torch.arange(len(index))
+        device = self.module.head.weight.device
+        return index.to(device), named.to(device)
+
+    def _pack(self, weights: Mapping[str, Tensor]) -> Tensor:  # {name: [..., *shape]} -> [..., P]
+        flat = [weights[name].flatten(-len(shape)) for name, shape in self.shapes.items()]
+        zero = flat[0].new_zeros(()).expand(*flat[0].shape[:-1], 1)
+        return _Reorder.apply(torch.cat([*flat, zero], -1), *self._places)
+
+    def _unpack(self, packed: Tensor) -> dict[str, Tensor]:
+        index, named = self._places
+        flat = _Reorder.apply(packed, named, index)
+        sizes = [shape.numel() for shape in self.shapes.values()]
+        parts = torch.split(flat, [*sizes, 1], -1)
+        return {
+            name: part.view(*part.shape[:-1], *shape)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=False)
+        }
+
+    def start(self, params: Mapping[str, Tensor]) -> Weights:
+        return {ALL: self._pack(params)}
+
+    def names(self, fast: Weights) -> Weights:
+        return self._unpack(fast[ALL])
+
+    def tree(self, tree: Tree) -> Tree:
+        """A rule's learned values or memory, those that belong to weights packed."""
+        if not self.by_element:
+            return tree
+        if set(tree) != set(self.shapes):
+            return {name: self.tree(value) if isinstance(value, dict) else value for name, value in tree.items()}
+        if all(tree[name].shape[-len(shape) :] == shape for name, shape in self.shapes.items()):
+            return {ALL: self._pack(tree)}
+        # a value for each weight tensor, [...]: the same for all its elements
+        spread = [tree[name].unsqueeze(-1) for name in self.shapes]
+        return {ALL: torch.cat([v.expand(*v.shape[:-1], n) for v, n in zip(spread, self._sizes, strict=True)], -1)}
+
+    def tree_by_name(self, tree: Tree) -> Tree:
+        """The reverse of `tree`, for a memory."""
+        if not self.by_element:
+            return tree
+        if set(tree) == {ALL}:
+            return self._unpack(tree[ALL])
+        return {name: self.tree_by_name(value) if isinstance(value, dict) else value for name, value in tree.items()}
+
+    def update(self, rule: InnerRule, training: bool) -> Update:
+        """A rule's update; one that must see the weights by name gets them so."""
+        update = rule.together if training else rule.alone
+        if self.by_element:
+            return rule.fused if training and rule.fused else update
+
+        def named(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, Any]:
+            direction, note = update(self.names(gradients), learned, memory, step)
+            return {ALL: self._pack(direction)}, note
+
+        return named
+
+    def inputs(self, x: Tensor) -> Patches:  # [tasks, n, C, H, W]
+        """The images as 3x3 patches, in the type of the activations. The same for all steps."""
+        if x.requires_grad:
+            raise UserError("the fast kernels give no gradient by the images; use precision='float32'")
+        if x.shape[2:] != self.module.image:
+            raise UserError(f"the model takes images of {list(self.module.image)}, not {list(x.shape[2:])}")
+        return patches(x, self.precision)
+
+    def shared(self, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Gain and bias of batch norm, [blocks, 2, C]."""
+        names = [f"norms.{layer}.{part}" for layer in range(self.layers) for part in ("weight", "bias")]
+        frozen = self.module.get_parameter  # what is not trained is in no state
+        norms = [shared[name] if name in shared else frozen(name).detach() for name in names]
+        return {ALL: torch.stack(norms).unflatten(0, (self.layers, 2))}
+
+    @cached_property
+    def _plan(self) -> Plan:
+        offsets = dict(zip(self.shapes, itertools.accumulate(self._sizes, initial=0), strict=False))
+        convs = [f"convs.{layer}.weight" for layer in range(self.layers)]
+        ways, features = self.shapes["head.weight"]
+        filters = [
+            Part(offsets[name], len(self._orders[name]) // self.shapes[name][0], self.shapes[name][0]) for name in convs
+        ]
+        return Plan(
+            tuple(filters),
+            Part(offsets["head.weight"], ways, features),
+            Part(offsets["head.bias"], 1, ways),
+            sum(self._sizes),
+            tuple(cast(float, norm.eps) for norm in self.module.norms),
+            self.module.SLOPE,
+            self.precision,
+        )
+
+    def forward(self, fast: Weights, shared: Mapping[str, Tensor], x: Patches, inner: bool) -> Tensor:
+        """Logits, [tasks, n, ways]."""
+        return network(fast[ALL], shared[ALL], x, self._plan, inner)
+
+
+class _Reorder(torch.autograd.Function):
+    """x[..., index]; `back` is the index that undoes it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return x.index_select(-1, index)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        (back,) = ctx.saved_tensors
+        return g.index_select(-1, back), None, None

@@ -1,0 +1,269 @@
+"""PyTorch functions that vmap makes wrong, slow or not twice differentiable, and what runs in their place.
+
+A replacement takes the original's arguments by the same names. Those that convolve, normalise or pool leave vmap and
+run once for all tasks, with the tasks folded into channels: [tasks, n, C, ...] -> [n, tasks*C, ...].
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gradshare.engine import normalisation, pooling
+from gradshare.engine.convolution import Geometry, conv, plain_strides
+from gradshare.errors import UserError
+
+REPLACED: dict[Any, Callable[..., Tensor]] = {}
+
+
+class _AllTasks(torch.autograd.Function):
+    """The way out of vmap: `apply(function, *args)` calls `function(tasks, dims, *args)` once for all tasks.
+
+    `dims` says which dimension of each argument counts the tasks; None where all tasks share it.
+    """
+
+    @staticmethod
+    def forward(function: Callable[..., Tensor], *args: Any) -> Tensor:
+        raise AssertionError("called outside vmap")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        raise AssertionError("called outside vmap")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, function: Callable[..., Tensor], *args: Any) -> tuple[Tensor, int]:
+        return function(info.batch_size, in_dims[1:], *args), 0
+
+
+def _differs_between_tasks(*values: Tensor | None) -> bool:
+    return any(value is not None and torch._C._functorch.is_batchedtensor(value) for value in values)
+
+
+def _tasks_first(tasks: int, dim: int | None, value: Tensor) -> Tensor:
+    return value.expand(tasks, *value.shape) if dim is None else value.movedim(dim, 0)
+
+
+def _fold(tasks: int, dim: int | None, x: Tensor) -> Tensor:
+    """[tasks, n, C, ...] -> [n, tasks*C, ...]."""
+    return _tasks_first(tasks, dim, x).transpose(0, 1).flatten(1, 2)
+
+
+def _unfold(tasks: int, x: Tensor) -> Tensor:
+    """The reverse: a view, so that folding again costs nothing."""
+    return x.unflatten(1, (tasks, -1)).transpose(0, 1)
+
+
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """F.batch_norm on the batch's own statistics, whatever `training` and the running statistics are.
+
+    Under vmap the original's second derivative is silently wrong when gain and bias differ between tasks.
+    """
+
+    def all_tasks(tasks: int, dims: Any, x: Tensor, *affine: Tensor) -> Tensor:
+        gain, shift = (_tasks_first(tasks, dim, row).flatten() for dim, row in zip(dims[1:], affine, strict=True))
+        return _unfold(tasks, normalisation.batch_norm(_fold(tasks, dims[0], x), gain, shift, eps))
+
+    if not _differs_between_tasks(input, weight, bias):
+        return F.batch_norm(input, None, None, weight, bias, training=True, eps=eps)
+    gain = input.new_ones(input.shape[1]) if weight is None else weight
+    shift = input.new_zeros(input.shape[1]) if bias is None else bias
+    return _AllTasks.apply(all_tasks, input, gain, shift)
+
+
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """F.instance_norm: batch norm over one image, with every image's channels as channels.
+
+    In eval mode a layer with running statistics normalises by those, which are constants, as PyTorch does.
+    """
+    if not use_input_stats and running_mean is not None and running_var is not None:
+        of_channels = (1, -1, *(1 for _ in input.shape[2:]))
+        scale = torch.rsqrt(running_var + eps) if weight is None else torch.rsqrt(running_var + eps) * weight
+        normalised = (input - running_mean.view(of_channels)) * scale.view(of_channels)
+        return normalised if bias is None else normalised + bias.view(of_channels)
+    gain, shift = (None if value is None else value.repeat(len(input)) for value in (weight, bias))
+    return batch_norm(input.flatten(0, 1)[None], weight=gain, bias=shift, eps=eps).view_as(input)
+
+
+REPLACED[F.batch_norm] = batch_norm
+REPLACED[F.instance_norm] = instance_norm
+REPLACED[torch.batch_norm] = (
+    lambda input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled: batch_norm(
+        input, weight=weight, bias=bias, eps=eps
+    )
+)
+REPLACED[torch.instance_norm] = (
+    lambda input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled: instance_norm(
+        input, running_mean, running_var, weight, bias, use_input_stats, eps=eps
+    )
+)
+
+
+def _conv_all_tasks(tasks: int, dims: Any, x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
+    if dims[1] is None and dims[2] is None:  # the same filters for all tasks: one large batch
+        return conv(x.movedim(dims[0], 0).flatten(0, 1), w, b, geometry).unflatten(0, (tasks, -1))
+    filters = _tasks_first(tasks, dims[1], w).flatten(0, 1)
+    bias = None if b is None else _tasks_first(tasks, dims[2], b).flatten()
+    return _unfold(
+        tasks, conv(_fold(tasks, dims[0], x), filters, bias, geometry._replace(groups=geometry.groups * tasks))
+    )
+
+
+def _convolution(original: Callable[..., Tensor], dims: int) -> Callable[..., Tensor]:
+    """A convolution whose derivatives of all orders are fast, each task with its own filters."""
+
+    def convolution(  # type: ignore[no-untyped-def]
+        input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1
+    ):
+        if isinstance(padding, str) or input.dim() != dims + 2 or not _differs_between_tasks(input, weight, bias):
+            return original(input, weight, bias, stride, padding, dilation, groups)
+        strides, pads, dilations = (_spread(value, dims) for value in (stride, padding, dilation))
+        return _AllTasks.apply(
+            _conv_all_tasks, input, weight, bias, Geometry(strides, pads, dilations, False, [0] * dims, groups)
+        )
+
+    return convolution
+
+
+def _transposed_convolution(original: Callable[..., Tensor], dims: int) -> Callable[..., Tensor]:
+    def convolution(  # type: ignore[no-untyped-def]
+        input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1
+    ):
+        if input.dim() != dims + 2 or not _differs_between_tasks(input, weight, bias):
+            return original(input, weight, bias, stride, padding, output_padding, groups, dilation)
+        strides, pads, dilations = (_spread(value, dims) for value in (stride, padding, dilation))
+        geometry = Geometry(strides, pads, dilations, True, _spread(output_padding, dims), groups)
+        return _AllTasks.apply(_conv_all_tasks, input, weight, bias, geometry)
+
+    return convolution
+
+
+def _spread(value: int | list[int], dims: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * dims if len(values) == 1 else values
+
+
+CONVOLUTIONS: tuple[Any, ...] = (torch.conv1d, torch.conv2d, torch.conv3d)
+TRANSPOSED: tuple[Any, ...] = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+REPLACED.update({function: _convolution(function, dims) for dims, function in enumerate(CONVOLUTIONS, start=1)})
+REPLACED.update(
+    {function: _transposed_convolution(function, dims) for dims, function in enumerate(TRANSPOSED, start=1)}
+)
+
+
+def _group_norm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Group norm of images in the usual layout: the original refuses any other under vmap."""
+
+    def norm(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        def all_tasks(tasks: int, dims: Any, x: Tensor) -> Tensor:
+            return plain_strides(_tasks_first(tasks, dims[0], x).contiguous())
+
+        usual = _AllTasks.apply(all_tasks, input) if _differs_between_tasks(input) else input
+        return original(usual, *args, **kwargs)
+
+    return norm
+
+
+REPLACED[F.group_norm] = _group_norm(F.group_norm)
+REPLACED[torch.group_norm] = _group_norm(torch.group_norm)
+
+
+def _max_pool(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Max pooling in the layout of the convolutions: vmap's own rule is right, but copies the images to another one."""
+
+    def pool(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        def all_tasks(tasks: int, dims: Any, x: Tensor) -> Tensor:
+            images = _fold(tasks, dims[0], x)
+            if images.is_cpu and images.is_floating_point() and min(images.shape[2:]) >= 2 and _halves(*args, **kwargs):
+                return _unfold(tasks, pooling.max_pool(images))
+            return _unfold(tasks, original(images, *args, **kwargs))
+
+        if input.dim() != 4 or kwargs.get("return_indices") or not _differs_between_tasks(input):
+            return original(input, *args, **kwargs)
+        return _AllTasks.apply(all_tasks, input)
+
+    return pool
+
+
+def _halves(
+    kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False, **_: Any
+) -> bool:
+    """Whether the windows are 2x2, side by side."""
+    sizes = (kernel_size, stride or kernel_size, padding, dilation)
+    return [_spread(size, 2) for size in sizes] == [[2, 2], [2, 2], [0, 0], [1, 1]] and not ceil_mode
+
+
+REPLACED[F.max_pool2d] = _max_pool(F.max_pool2d)
+REPLACED[torch.max_pool2d] = _max_pool(torch.max_pool2d)
+
+
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """F.embedding; under vmap the original forgets that the padding row has no gradient."""
+    if max_norm is not None or scale_grad_by_freq or sparse:
+        raise UserError("an embedding with max_norm, scale_grad_by_freq or sparse cannot be differentiated twice")
+    rows = F.embedding(input, weight)
+    if padding_idx is None:
+        return rows
+    return torch.where((input == padding_idx % weight.shape[0]).unsqueeze(-1), rows.detach(), rows)
+
+
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """torch._weight_norm in plain operations: the original's second derivative is wrong, with or without vmap."""
+    others = [d for d in range(v.dim()) if d != dim % v.dim()] if dim != -1 else list(range(v.dim()))
+    return v * (g / v.square().sum(others, keepdim=True).sqrt())
+
+
+REPLACED[F.embedding] = embedding
+REPLACED[torch._weight_norm] = weight_norm
+
+
+def dropout_message(who: str, p: float) -> str:
+    return (
+        f"{who} drops activations at random with p={p}; an inner loop needs a deterministic model:"
+        " set p to 0, remove it, or call model.eval() before handing the model over"
+    )
+
+
+def _dropout(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    by_default: bool = inspect.signature(original).parameters["training"].default
+
+    def refused(input: Tensor, p: float = 0.5, training: bool = by_default, inplace: bool = False) -> Tensor:
+        if training and p > 0:
+            raise UserError(dropout_message(f"F.{original.__name__}", p))
+        return input
+
+    return refused
+
+
+DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
+REPLACED.update({function: _dropout(function) for function in DROPOUTS})

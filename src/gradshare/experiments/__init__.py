@@ -1,0 +1,1 @@
+"""Presets, arms, comparisons and grids of runs."""

@@ -1,0 +1,157 @@
+"""How long runs will take on this machine.
+
+The real training is timed, on random pixels, for as many of the wanted shapes (method, shots, tasks, ...) as fit into
+`BUDGET` seconds, the smallest first; the rest is scaled by operations from the timed shape that is nearest in size.
+Counted are the images that go through the convolutions: in training 5 for a support image in an inner step to 3 for a
+query image, in evaluation 3 to 2, as timings of the four shapes (1 and 5 shots, 1 and 5 tasks) on a CPU show.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from gradshare.data.dataset import Dataset
+from gradshare.data.store import ClassEntry, Index
+from gradshare.learners.algorithms import RECIPES
+from gradshare.runs.build import run, settle
+from gradshare.runs.config import RunConfig
+from gradshare.runs.interruption import AtOnce, Interrupted
+
+BUDGET = 10.0  # seconds
+Image = tuple[int, int, int]  # channels, height, width
+Sized = tuple[RunConfig, Image]  # a run to be timed, and the size of its images
+
+
+class Timing(NamedTuple):
+    """What one shape took."""
+
+    iteration: float  # seconds
+    evaluated_task: float  # seconds
+
+
+class Stopwatch:
+    """The display of a run: notes when what was done."""
+
+    def __init__(self) -> None:
+        self.iterations: list[tuple[int, float]] = []
+        self.evaluated: list[tuple[int, float]] = []
+
+    def iteration(self, epoch: int, iteration: int, loss: float, accuracy: float | None) -> None:
+        self.iterations.append((iteration, time.monotonic()))
+
+    def evaluating(self, split: str, done: int, total: int) -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # asked for is not done
+        self.evaluated.append((done, time.monotonic()))
+
+    def epoch(self, metrics: dict[str, Any], seconds: float) -> None: ...
+
+    def timing(self) -> Timing:
+        return Timing(_each(self.iterations), _each(self.evaluated))
+
+
+def _each(moments: list[tuple[int, float]]) -> float:
+    """Seconds of one: the quickest, without the first, which also warms up."""
+    return min((end - start) / (after - before) for (before, start), (after, end) in pairwise(moments))
+
+
+def estimates(configs: Iterable[tuple[RunConfig, Image]]) -> list[float]:
+    """Seconds that each run will take on this machine, with the threads that it has."""
+    wanted = [(config, (_shape(config), image)) for config, image in configs]
+    timed: dict[Sized, Timing] = {}
+    started = time.monotonic()
+    for size in _sizes([size for _, size in wanted]):
+        spent = time.monotonic() - started
+        if timed and spent + spent / len(timed) * step_work(*size) / step_work(*list(timed)[-1]) > BUDGET:
+            break
+        timed[size] = _time(*size)
+    return [_seconds(config, size, timed) for config, size in wanted]
+
+
+def _sizes(wanted: list[Sized]) -> list[Sized]:
+    """What to time, the smallest first; and before that one shot of one task, for a quick start."""
+    smallest, image = min(wanted, key=lambda size: step_work(*size))
+    sizes = {*wanted, (replace(smallest, shots=1, tasks=1), image)}
+    return sorted(sizes, key=lambda size: step_work(*size))
+
+
+def _seconds(config: RunConfig, size: Sized, timed: dict[Sized, Timing]) -> float:
+    image = size[1]
+    near = min(timed, key=lambda other: (other != size, abs(math.log(step_work(*other) / step_work(*size)))))
+    iteration = timed[near].iteration * step_work(*size) / step_work(*near)
+    evaluated = timed[near].evaluated_task * task_work(*size) / task_work(*near)
+    multi = min(_multi_step_epochs(config), config.epochs)
+    longer = step_work(config, image, query_passes=config.steps) / step_work(config, image)
+    iterations = config.iterations * (multi * longer + config.epochs - multi)
+    ensemble = min(5, config.epochs)
+    tasks = config.epochs * config.val_tasks + (1 + ensemble) * config.test_tasks
+    return iterations * iteration + tasks * evaluated
+
+
+def _multi_step_epochs(config: RunConfig) -> int:
+    if config.method != "mamlpp":
+        return 0
+    given = config.multi_step_epochs
+    return RECIPES[config.recipe].multi_step_epochs if given is None else given
+
+
+def step_work(config: RunConfig, image: Image, query_passes: int = 1) -> float:
+    """Operations of a meta-iteration; `query_passes`: inner steps whose query loss counts."""
+    images = 5 * config.steps * config.shots + 3 * query_passes * config.queries
+    return config.tasks * config.ways * images * _forward(config, image)
+
+
+def task_work(config: RunConfig, image: Image) -> float:
+    """Operations of adapting to a task and judging it."""
+    return config.ways * (3 * config.steps * config.shots + 2 * config.queries) * _forward(config, image)
+
+
+def _forward(config: RunConfig, image: Image) -> float:
+    """Multiplications for an image in the four convolutions."""
+    channels, height, width = image
+    total = 0
+    for layer in range(4):
+        total += 9 * max(1, height >> layer) * max(1, width >> layer) * channels * config.filters
+        channels = config.filters
+    return total
+
+
+def _shape(config: RunConfig) -> RunConfig:
+    """What is timed for a run: the same for all runs whose iterations cost the same."""
+    return replace(
+        config, dataset="", arm="shared", norm="global", inner_lr=0.1, outer_lr=1e-3, gradient_clamp=0.0, pixels="unit",
+        multi_step_epochs=0, first_order_epochs=0, final_outer_rate=1.0, seed=0, epochs=1, iterations=3, val_tasks=2,
+        eval_batch=1, test_tasks=0,
+    )  # fmt: skip
+
+
+def _time(shape: RunConfig, image: Image) -> Timing:
+    if settle(shape).device == "cuda":  # quick, and asked for its values every 20 iterations
+        shape = replace(shape, iterations=21, val_tasks=50, eval_batch=25)
+    stopwatch = Stopwatch()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            run(shape, Path(folder) / "run", False, stopwatch, _random(shape, image))
+        except Interrupted:  # there is nothing to go on with
+            raise AtOnce from None
+    return stopwatch.timing()
+
+
+def _random(shape: RunConfig, image: Image) -> Dataset:
+    channels, height, width = image
+    each = shape.shots + shape.queries
+    classes = [
+        ClassEntry(f"{split} {number}", split, each) for split in ("train", "val") for number in range(shape.ways)
+    ]
+    pixels = np.random.default_rng(0).integers(0, 256, (len(classes) * each, height, width, channels), dtype=np.uint8)
+    return Dataset(Index("random pixels", (height, width, channels), classes, "none", "random numbers"), pixels)

@@ -1,1 +1,0 @@
-"""Many runs: the cells of a grid, each an ordinary run folder, trained here or on a Ray cluster."""

@@ -1,0 +1,236 @@
+"""The algorithms: each a short composition of rules."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol
+
+from torch import nn
+
+from gradshare.engine import vmapped as tasked
+from gradshare.errors import UserError, check_range, shown
+from gradshare.learners.learner import LOSSES, Learner, Loss
+from gradshare.method.rules import InnerRule, chain, rate_per_element, rate_per_tensor_and_step, scale, stop_gradient
+
+
+class Recipe(NamedTuple):
+    """How MAML++ changes over training."""
+
+    multi_step_epochs: int  # epochs over which the multi-step loss fades into the last step's; 0: last step alone
+    first_order_epochs: int  # epochs of first-order gradients before second order
+    final_outer_rate: float  # where a cosine takes the outer rate, as a share of its start; 1: constant
+
+
+RECIPES = {
+    "reference": Recipe(multi_step_epochs=15, first_order_epochs=0, final_outer_rate=1.0),  # the code, MiniImagenet
+    # Antoniou et al., 2018; the end of the cosine is from their Omniglot settings, 1e-3 to 1e-5
+    "paper": Recipe(multi_step_epochs=15, first_order_epochs=50, final_outer_rate=0.01),
+}
+
+
+class FirstLink(Protocol):
+    """What `sharing=` takes: `GradientSharing`, a control, or a rule of your own."""
+
+    def rule(self) -> InnerRule: ...
+
+
+def maml(
+    model: nn.Module,
+    inner_lr: float = 0.1,
+    steps: int = 5,
+    sharing: FirstLink | None = None,
+    loss: Loss = "cross_entropy",
+    adapt_norm: bool = False,
+) -> Learner:
+    """MAML (Finn et al., 2017): w[t] <- w[t] - inner_lr * D[t], where D is the gradient, or the shared direction.
+
+    Args:
+        model: any module; it is copied and never changed.
+        inner_lr: the inner learning rate.
+        steps: inner steps.
+        sharing: `gs.GradientSharing()`; None is the original algorithm.
+        loss: `"cross_entropy"`, `"mse"`, or a function of one task's (outputs, targets) that returns a scalar.
+        adapt_norm: whether the inner loop also moves the gain and bias of batch norm; they are meta-learned either way.
+
+    Example:
+        >>> import gradshare as gs
+        >>> gs.maml(gs.Conv4(), inner_lr=0.1, steps=5, sharing=gs.GradientSharing()).steps
+        5
+    """
+    return _learner(model, _links(sharing, scale, inner_lr), steps, loss, _body_and_head(model, adapt_norm))
+
+
+def first_order_maml(
+    model: nn.Module,
+    inner_lr: float = 0.1,
+    steps: int = 5,
+    sharing: FirstLink | None = None,
+    loss: Loss = "cross_entropy",
+    adapt_norm: bool = False,
+) -> Learner:
+    """MAML with the task gradients as constants (Finn et al., 2017, 5.2). Arguments as `maml`."""
+    links = [stop_gradient(), *_links(sharing, scale, inner_lr)]
+    return _learner(model, links, steps, loss, _body_and_head(model, adapt_norm))
+
+
+def meta_sgd(
+    model: nn.Module,
+    inner_lr: float = 0.1,
+    steps: int = 5,
+    sharing: FirstLink | None = None,
+    loss: Loss = "cross_entropy",
+    adapt_norm: bool = False,
+) -> Learner:
+    """Meta-SGD (Li et al., 2017): a learned rate per weight, all starting at `inner_lr`. Arguments as `maml`."""
+    return _learner(model, _links(sharing, rate_per_element, inner_lr), steps, loss, _body_and_head(model, adapt_norm))
+
+
+def anil(
+    model: nn.Module,
+    inner_lr: float = 0.1,
+    steps: int = 5,
+    sharing: FirstLink | None = None,
+    loss: Loss = "cross_entropy",
+    head: str | None = None,
+) -> Learner:
+    """ANIL (Raghu et al., 2020): MAML that adapts the head alone. Arguments as `maml`, and:
+
+    Args:
+        head: name of the submodule to adapt; None is the module that owns the last parameter.
+    """
+    return _learner(model, _links(sharing, scale, inner_lr), steps, loss, _only(model, head))
+
+
+def maml_plus_plus(
+    model: nn.Module,
+    inner_lr: float = 0.1,
+    steps: int = 5,
+    sharing: FirstLink | None = None,
+    loss: Loss = "cross_entropy",
+    adapt_norm: bool = False,
+    recipe: Literal["reference", "paper"] = "reference",
+    multi_step_epochs: int | None = None,
+    first_order_epochs: int | None = None,
+    final_outer_rate: float | None = None,
+    per_step_norm: bool | None = None,
+) -> Learner:
+    """MAML++ (Antoniou et al., 2018). Arguments as `maml`, and:
+
+    A learned rate per weight tensor and step; a query loss after every step, fading into the last; a batch-norm gain
+    and bias per step; first order before second; a cosine on the outer rate.
+
+    Args:
+        recipe: values of the three below: `"reference"`, the authors' code as it ships for MiniImagenet (15, 0, 1.0),
+            or `"paper"`, their text (15, 50, 0.01).
+        multi_step_epochs: epochs until the last step's loss is the only one.
+        first_order_epochs: epochs of first-order gradients at the start.
+        final_outer_rate: end of the cosine on the outer rate, as a share of its start; 1 keeps it constant.
+        per_step_norm: batch-norm gain and bias for each step; default unless `adapt_norm`, which excludes it.
+    """
+    if recipe not in RECIPES:
+        _unknown("recipe", recipe, RECIPES)
+    given: dict[str, Any] = {
+        "multi_step_epochs": multi_step_epochs,
+        "first_order_epochs": first_order_epochs,
+        "final_outer_rate": final_outer_rate,
+    }
+    plan = RECIPES[recipe]._replace(**{name: value for name, value in given.items() if value is not None})
+    for name, value in plan._asdict().items():
+        check_range(name, value, 0)
+    if per_step_norm and adapt_norm:
+        raise UserError("batch norm is either adapted (adapt_norm) or has a value per step (per_step_norm), not both")
+    names = _norm_names(model) if per_step_norm or (per_step_norm is None and not adapt_norm) else ()
+    links = _links(sharing, rate_per_tensor_and_step, inner_lr)
+    first_order, second_order = chain(stop_gradient(), *links), chain(*links)
+
+    def schedule(epoch: int) -> dict[str, object]:
+        return {
+            "rule": first_order if epoch < plan.first_order_epochs else second_order,
+            "step_weights": multi_step_weights(epoch, steps, plan.multi_step_epochs),
+        }
+
+    learner = _learner(
+        model, links, steps, loss, _body_and_head(model, adapt_norm), per_step=names, schedule=schedule,
+        final_outer_rate=plan.final_outer_rate,
+    )  # fmt: skip
+    return learner.at(0)
+
+
+def multi_step_weights(epoch: int, steps: int, epochs: int) -> tuple[float, ...]:
+    """Weights of the query loss after each step: equal at epoch 0, the last step alone from `epochs` on.
+
+    Each weight but the last falls from 1/steps by epoch/(steps*epochs), to no less than 0.03/steps; the last takes the
+    rest.
+
+    Example:
+        >>> [round(w, 4) for w in multi_step_weights(7, steps=5, epochs=15)]
+        [0.1067, 0.1067, 0.1067, 0.1067, 0.5733]
+    """
+    if epoch >= epochs:
+        return (0.0,) * (steps - 1) + (1.0,)
+    early = max(1 / steps - epoch / (steps * epochs), 0.03 / steps)
+    return (early,) * (steps - 1) + (1 - early * (steps - 1),)
+
+
+def _links(sharing: FirstLink | None, rate: Callable[[float], InnerRule], inner_lr: float) -> list[InnerRule]:
+    try:
+        start = math.nan if isinstance(inner_lr, str) else float(inner_lr)
+    except (TypeError, ValueError, RuntimeError):  # the last: a tensor of several numbers
+        start = math.nan
+    if not 0 <= start < math.inf:
+        raise UserError(f"inner_lr is {shown(inner_lr)}; it must be a finite number, and not below 0")
+    if isinstance(sharing, type) or (not hasattr(sharing, "rule") and sharing is not None):
+        raise UserError(
+            f"sharing is gs.GradientSharing(), a control such as gs.GateOnly(), or None, not {shown(sharing)}"
+        )
+    return [rate(start)] if sharing is None else [sharing.rule(), rate(start)]
+
+
+def _learner(
+    model: nn.Module, links: list[InnerRule], steps: int, loss: Loss, adapted: tuple[str, ...], **more: Any
+) -> Learner:
+    if not isinstance(steps, numbers.Integral):
+        raise UserError(f"steps is a whole number, not {shown(steps)}")
+    if steps < 1:
+        raise UserError(f"an inner loop has at least one step, not {steps}")
+    if not callable(loss) and loss not in LOSSES:
+        _unknown("loss", loss, LOSSES)
+    if not adapted:
+        raise UserError("the model has no weight to adapt: none requires a gradient")
+    return Learner(tasked.prepare(model), chain(*links), int(steps), loss, adapted, **more)
+
+
+def _unknown(what: str, value: str, known: Any) -> NoReturn:
+    raise UserError(f"{what} {value!r} is not one of {', '.join(known)}")
+
+
+def _trainable(model: nn.Module, keep: Callable[[str], bool]) -> tuple[str, ...]:
+    if not isinstance(model, nn.Module):
+        raise UserError(f"the model is a torch.nn.Module, not {shown(model)}")
+    return tuple(name for name, p in model.named_parameters() if p.requires_grad and keep(name))
+
+
+def _norm_names(model: nn.Module) -> tuple[str, ...]:
+    names = _trainable(model, lambda name: True)
+    norms = [name for name, layer in model.named_modules() if isinstance(layer, tasked.BATCH_NORMS)]
+    return tuple(name for name in names if name.rpartition(".")[0] in norms)
+
+
+def _body_and_head(model: nn.Module, adapt_norm: bool) -> tuple[str, ...]:
+    norms = () if adapt_norm else _norm_names(model)
+    names = _trainable(model, lambda name: name not in norms)
+    if norms and not names:
+        raise UserError("the model has no weight to adapt but batch norm's: adapt_norm=True adapts those")
+    return names
+
+
+def _only(model: nn.Module, head: str | None) -> tuple[str, ...]:
+    names = _trainable(model, lambda name: True)
+    if head is None and names:
+        head = names[-1].rpartition(".")[0]
+    chosen = tuple(name for name in names if not head or name.startswith(f"{head}."))
+    if not chosen:
+        raise UserError(f"no weights under '{head}': the model has {', '.join(names)}")
+    return chosen

@@ -1,0 +1,275 @@
+"""A learner: a model, an inner rule and a loss, as pure functions of a MetaState."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import vmap
+
+from gradshare.engine import vmapped as tasked
+from gradshare.engine.conv4 import triton as kernels
+from gradshare.engine.processes import ALONE, Group
+from gradshare.errors import MOST_SEED, UserError, check_whole
+from gradshare.method.adapt import adapt
+from gradshare.method.episodes import Episodes, check_examples
+from gradshare.method.rules import InnerRule, Tree, Weights, spread_over
+from gradshare.method.state import MetaState, check_fit
+
+Precision = Literal["float32", "tf32", "bf16"]
+Loss = Literal["cross_entropy", "mse"] | Callable[[Tensor, Tensor], Tensor]
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cross_entropy": F.cross_entropy, "mse": F.mse_loss}
+
+
+class Outcome(NamedTuple):
+    """What one batch of tasks gives."""
+
+    loss: Tensor  # []: the outer loss, differentiable
+    losses: Tensor  # [tasks]: query loss after the last step, detached
+    accuracy: Tensor | None  # [tasks]: share of query examples classified right; None where targets are not classes
+    memory: Tree  # the memory for the next meta-iteration, detached
+    fault: Tensor | None = None  # []: of `meta_step`: 0 where the step was taken, else the first thing not finite
+
+    @property
+    def taken(self) -> Tensor:  # []
+        """Whether `meta_step` took the step; a batch that was only judged has no answer."""
+        assert self.fault is not None
+        return self.fault == 0
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A meta-learning algorithm bound to a model. Made by `gs.maml` and its siblings.
+
+    Example:
+        >>> import gradshare as gs
+        >>> learner = gs.maml(gs.Conv4(filters=8, image=(1, 28, 28)), steps=2)
+        >>> state = learner.init(seed=0)
+        >>> episodes = gs.load_dataset("glyphs").sample("train", gs.Shape(5, 1, 15), tasks=3, key=(0,))
+        >>> fast = learner.adapt(state, episodes.support_x, episodes.support_y)
+        >>> learner.predict(fast, episodes.query_x).shape
+        torch.Size([3, 75, 5])
+    """
+
+    module: nn.Module  # prepared by `tasked.prepare`
+    rule: InnerRule
+    steps: int
+    loss: Loss
+    adapted: tuple[str, ...]  # names of the weights that the inner loop moves
+    per_step: tuple[str, ...] = ()  # names of weights, not adapted, that have one meta-learned value per inner step
+    step_weights: tuple[float, ...] = ()  # weight of the query loss after each inner step; empty: the last step alone
+    schedule: Callable[[int], dict[str, object]] | None = None  # epoch -> fields that differ in that epoch
+    final_outer_rate: float = 1.0  # where a cosine takes the outer rate over the run, as a share of its start
+    precision: Precision = "float32"  # tf32 and bf16: the GPU kernels, where they fit
+    group: Group = ALONE  # the processes that the tasks of a batch are spread over
+
+    def at(self, epoch: int) -> Learner:
+        """The learner as it is in one epoch of training (MAML++ changes over time; the others do not)."""
+        if self.schedule is None:
+            return self
+        return replace(self, **cast(Any, self.schedule(epoch)))
+
+    def to(self, device: torch.device | str, precision: Precision = "float32") -> Learner:
+        """The same learner with the model's constants on another device.
+
+        Args:
+            precision: `"float32"` runs any module by PyTorch's own operations. `"tf32"` and `"bf16"` run `Conv4` by our
+                GPU kernels, with weights, sums and statistics in float32 and the products of convolutions in TF32, or
+                activations in bfloat16. What the kernels do not know is refused, with the reason.
+        """
+        moved = replace(self, module=tasked.prepare(self.module).to(device), precision=precision)
+        if precision != "float32":
+            reason = kernels.lacking(moved.module, moved.adapted)
+            if reason is not None:
+                raise UserError(f"precision {precision} needs the GPU kernels: {reason}; use precision float32")
+        return moved
+
+    def over(self, group: Group) -> Learner:
+        """The same learner with the tasks of a batch spread over processes.
+
+        `outer_loss` takes the whole batch, the same in every process, and works on this process's share: `loss` is a
+        summand of the outer loss, `losses` and `accuracy` are those of its own tasks, and the memory is that of all.
+        `meta_step` adds up losses and gradients.
+        """
+        if group.size > 1:
+            spread_over(self.rule, group.sum_tasks)  # refuses a rule that cannot be, here rather than in the first step
+        return replace(self, group=group)
+
+    @cached_property
+    def network(self) -> tasked.Network:
+        """How the module is run: by our kernels, or in general."""
+        if self.precision == "float32":
+            return tasked.Named(self.module, self.adapted)
+        return kernels.conv4(self.module, self.adapted, self.rule.by_element, self.precision)
+
+    def init(self, seed: int | None = None) -> MetaState:
+        """The state before training.
+
+        Args:
+            seed: initialise a model that can do so (one with a method `initialise(generator)`, as ours) with this seed.
+                Any other model keeps the weights it has; so do all with `seed=None`.
+        """
+        module = self.module
+        if seed is not None:
+            check_whole("seed", seed, 0, MOST_SEED)
+        if seed is not None and tasked.initialises(module):
+            module = tasked.prepare(module).cpu()  # the same weights whatever the device
+            cast(Any, module).initialise(torch.Generator().manual_seed(seed))
+            module.to(next(self.module.parameters()).device)
+        weights = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
+        learned, memory = self.rule.init({name: weights[name] for name in self.adapted}, self.steps)
+        if self.per_step:
+            learned["per_step"] = {name: torch.stack([weights.pop(name)] * self.steps) for name in self.per_step}
+        state = MetaState(weights, learned, memory)
+        for tensor in state.trainable().values():
+            tensor.requires_grad_()
+        return state
+
+    def outer_loss(self, state: MetaState, episodes: Episodes) -> Outcome:
+        """The loss on the query sets after adapting to the support sets, differentiable in the state (equation 5).
+
+        Reads the memory of `state` and returns the next one; changes nothing.
+        """
+        self._check(state)
+        shared, batch = self._shared_of_steps(state), episodes.tasks
+        episodes = episodes if self.group.size == 1 else episodes[self.group.share(batch)]
+        trajectory, notes, memory = self._adapt(state, shared, episodes.support_x, episodes.support_y, training=True)
+        query_x = self.network.inputs(episodes.query_x)
+        weights = self.step_weights or (0.0,) * (self.steps - 1) + (1.0,)
+        total: Tensor | float = 0.0
+        for step, weight in enumerate(weights):
+            if weight or step == self.steps - 1:
+                logits = self.network.forward(trajectory[step], shared[step], query_x, inner=False)
+                losses = self.losses(logits, episodes.query_y)
+                total = total + weight * (episodes.tasks / batch) * losses.mean()
+        assert isinstance(total, Tensor)
+        memory = self.network.tree_by_name(self.rule.remember(memory, notes))
+        return Outcome(total, losses.detach(), accuracy(logits, episodes.query_y), memory)
+
+    def adapt(self, state: MetaState, support_x: Tensor, support_y: Tensor) -> dict[str, Tensor]:
+        """Adapt to new tasks, each for itself; return all weights that `predict` needs, `{name: [tasks, *shape]}`.
+
+        Reads the memory and never writes it.
+        """
+        if torch.is_inference_mode_enabled():  # adapting needs gradients, and tensors that can have them
+            with torch.inference_mode(False), torch.no_grad():
+                return self.adapt(state, support_x.clone(), support_y.clone())
+        check_examples(support_x, support_y, "support")
+        self._check(state)
+        in_form = self._shared_of_steps(state)
+        trajectory, _, _ = self._adapt(state, in_form, support_x, support_y, training=False)
+        shared = self._shared(state, self.steps - 1)
+        if not torch.is_grad_enabled():  # a view of a leaf asks for gradients even here
+            shared = {name: weight.detach() for name, weight in shared.items()}
+        adapted = self.network.names(trajectory[-1])
+        return {**{name: w.expand(len(support_x), *w.shape) for name, w in shared.items()}, **adapted}
+
+    def predict(self, fast: Weights, query_x: Tensor) -> Tensor:  # [tasks, n, ways]
+        """Apply adapted weights to new inputs of the same tasks."""
+        network = self.network
+        missing = sorted(name for name, p in self.module.named_parameters() if p.requires_grad and name not in fast)
+        if missing:
+            raise UserError(f"the adapted weights lack {missing[0]}: give `predict` all that `adapt` gave")
+        tasks = len(fast[self.adapted[0]])
+        if len(query_x) != tasks:
+            raise UserError(f"the weights are adapted to {tasks} tasks, and query_x has {len(query_x)}")
+        shared = network.shared({name: weight[0] for name, weight in fast.items() if name not in self.adapted})
+        return network.forward(network.start(fast), shared, network.inputs(query_x), inner=False)
+
+    def logits(self, state: MetaState, episodes: Episodes) -> Tensor:  # [tasks, n, ways]
+        """Adapt to the support sets, each task for itself, and predict the query sets."""
+        return self.predict(self.adapt(state, episodes.support_x, episodes.support_y), episodes.query_x)
+
+    def _adapt(
+        self, state: MetaState, shared: list[Weights], x: Tensor, y: Tensor, training: bool
+    ) -> tuple[list[Weights], list[Any], Tree]:
+        """Fast weights and notes of each step, and the memory before them, in the network's form."""
+        network = self.network
+        inputs, memory = network.inputs(x), network.tree(state.memory)
+        rule = self.rule if self.group.size == 1 else spread_over(self.rule, self.group.sum_tasks)
+
+        def support_losses(fast: Weights, step: int) -> Tensor:
+            return self.losses(network.forward(fast, shared[step], inputs, inner=True), y)
+
+        trajectory, notes = adapt(
+            network.start(state.params),
+            support_losses,
+            network.update(rule, training),
+            network.tree(state.learned),
+            memory,
+            tasks=len(x),
+            steps=self.steps,
+            second_order=self.rule.second_order,
+        )
+        return trajectory, notes, memory
+
+    @cached_property
+    def _tensors(self) -> dict[str, Tensor]:
+        """All that a state of this learner holds, without the values."""
+        return {name: tensor.to("meta") for name, tensor in self.init().tensors().items()}
+
+    def _check(self, state: MetaState) -> None:
+        check_fit(self._tensors, state.tensors(), "the state", types=False)
+
+    def _shared(self, state: MetaState, step: int) -> dict[str, Tensor]:
+        """Weights that are not adapted, as they are at one inner step."""
+        fixed = {name: weight for name, weight in state.params.items() if name not in self.adapted}
+        return fixed | {name: values[step] for name, values in state.learned.get("per_step", {}).items()}
+
+    def _shared_of_steps(self, state: MetaState) -> list[Weights]:
+        """Weights that are not adapted, at each inner step, in the network's form."""
+        if not self.per_step:
+            return [self.network.shared(self._shared(state, 0))] * self.steps
+        return [self.network.shared(self._shared(state, step)) for step in range(self.steps)]
+
+    def losses(self, logits: Tensor, targets: Tensor) -> Tensor:  # [tasks]
+        """The loss of every task."""
+        if self.loss == "cross_entropy" and not targets.is_floating_point():
+            targets = targets.long()
+            if self.precision != "float32":
+                return kernels.cross_entropy(logits, targets)
+        loss = LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
+        if isinstance(self.loss, str):
+            targets = _fitting(logits, targets, self.loss)
+        try:
+            losses = vmap(loss)(logits, targets)
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise tasked.explained(error, "loss") if callable(self.loss) else _labels(logits, targets, error) from error
+        if losses.shape != (len(logits),):
+            raise UserError(f"the loss of one task must be a single number, not of shape {list(losses.shape[1:])}")
+        return losses
+
+
+def _fitting(outputs: Tensor, targets: Tensor, loss: str) -> Tensor:
+    """Targets in the shape that the loss compares with the outputs."""
+    if loss == "mse" and outputs.shape != targets.shape:  # or PyTorch would stretch one to fit the other
+        if outputs.shape != (*targets.shape, 1):
+            per_task = f"{list(outputs.shape[1:])} a task, and the targets {list(targets.shape[1:])}"
+            raise UserError(f"the loss mse compares outputs with targets one by one, but the outputs are {per_task}")
+        return targets.unsqueeze(-1)
+    if loss == "cross_entropy" and targets.is_floating_point() and targets.dim() < outputs.dim():
+        kind = str(targets.dtype).removeprefix("torch.")
+        raise UserError(f"the loss cross_entropy takes classes as whole numbers, not {kind}; mse is for regression")
+    return targets
+
+
+def _labels(logits: Tensor, targets: Tensor, error: Exception) -> Exception:
+    """A label without an output, in words; any other error as it is. A GPU tells such labels later, and elsewhere."""
+    if not targets.is_cpu or targets.is_floating_point() or logits.dim() < 3:
+        return error
+    if targets.max() < logits.shape[2] and targets.min() >= 0:
+        return error
+    lowest, highest = targets.min().item(), targets.max().item()
+    return UserError(f"labels go from {lowest} to {highest}, but the model has {logits.shape[2]} outputs, from 0 on")
+
+
+def accuracy(logits: Tensor, targets: Tensor) -> Tensor | None:  # [tasks]
+    """Share of the examples classified right, [tasks, n, ways] against [tasks, n]; None where those are not classes."""
+    if targets.is_floating_point() or logits.dim() != 3 or targets.dim() != 2 or logits.shape[-1] < 2:
+        return None
+    return (logits.detach().argmax(-1) == targets).to(logits.dtype).mean(-1)

@@ -1,0 +1,566 @@
+"""Every algorithm equals a plain loop over tasks: outer loss, every meta-gradient, and the memory."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.support import models, reference
+from tests.support.models import CONV4, EXTRAS, QUARTIC, REGRESSION, RELU_NORM, SILU_NORM, TANH_NORM, Model
+from tests.support.reference import Method
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+import gradshare as gs
+
+# vmap's slow way for an operator without a batching rule is still right, which is all that these tests ask.
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
+
+ALGORITHMS = {
+    "maml": gs.maml,
+    "first order": gs.first_order_maml,
+    "meta-sgd": gs.meta_sgd,
+    "maml++": gs.maml_plus_plus,
+    "anil": gs.anil,
+}
+RATES = {"meta-sgd": "element", "maml++": "tensor and step"}
+LOSSES = {"cross_entropy": F.cross_entropy, "mse": F.mse_loss}
+SHARING = {
+    "alone": (None, "none", "global"),
+    "global": (gs.GradientSharing(norm="global"), "share", "global"),
+    "tensor": (gs.GradientSharing(norm="tensor"), "share", "tensor"),
+    "gate only": (gs.GateOnly(), "gate", "global"),
+    "batch only, global": (gs.BatchOnly(norm="global"), "batch", "global"),
+    "batch only, tensor": (gs.BatchOnly(norm="tensor"), "batch", "tensor"),
+    "memory only, global": (gs.MemoryOnly(norm="global"), "memory", "global"),
+    "memory only, tensor": (gs.MemoryOnly(norm="tensor"), "memory", "tensor"),
+    "conditioned, global": (gs.GradientSharing(norm="global", conditioned=True), "agree", "global"),
+    "conditioned, tensor": (gs.GradientSharing(norm="tensor", conditioned=True), "agree", "tensor"),
+}
+CONTROLS = [name for name in SHARING if "only" in name]
+CONDITIONED = [name for name in SHARING if "conditioned" in name]
+MATRIX = {"conv4": (CONV4, False), "batch norm net, adapted": (RELU_NORM, True), "regression": (REGRESSION, False)}
+
+
+class Case(NamedTuple):
+    """An algorithm of gradshare, and the same one for the reference."""
+
+    model: nn.Module
+    learner: Any
+    method: Method
+
+    def at(self, epoch: int, **method: Any) -> Case:
+        return self._replace(learner=self.learner.at(epoch), method=self.method._replace(**method))
+
+
+def build(
+    entry: Model,
+    algorithm: str = "maml",
+    sharing: str = "global",
+    steps: int = 2,
+    adapt_norm: bool = False,
+    **more: Any,
+) -> Case:
+    model, (link, first, norm) = entry.make(), SHARING[sharing]
+    options = {} if algorithm == "anil" else {"adapt_norm": adapt_norm}
+    learner = ALGORITHMS[algorithm](model, inner_lr=0.1, steps=steps, sharing=link, loss=entry.loss, **options, **more)
+    method = Method(
+        steps=steps,
+        adapted=head_names(model) if algorithm == "anil" else adapted_names(model, adapt_norm),
+        rates=RATES.get(algorithm, "constant"),
+        first=first,
+        norm=norm,
+        first_order=algorithm == "first order",
+        step_weights=(1 / steps,) * steps if algorithm == "maml++" else None,
+        loss=LOSSES.get(entry.loss, entry.loss),
+    )
+    return Case(model, learner, method)
+
+
+def norm_names(model: nn.Module) -> set[str]:
+    layers = {name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)}
+    return {
+        name for name, weight in model.named_parameters() if weight.requires_grad and name.rpartition(".")[0] in layers
+    }
+
+
+def adapted_names(model: nn.Module, adapt_norm: bool) -> tuple[str, ...]:
+    fixed = set() if adapt_norm else norm_names(model)
+    return tuple(name for name, weight in model.named_parameters() if weight.requires_grad and name not in fixed)
+
+
+def head_names(model: nn.Module) -> tuple[str, ...]:
+    names = [name for name, _ in model.named_parameters()]
+    return tuple(name for name in names if name.rpartition(".")[0] == names[-1].rpartition(".")[0])
+
+
+def randomised(state: Any, seed: int = 3) -> Any:
+    """Move everything that is learned away from where it starts."""
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for path, leaf in state.trainable().items():
+            noise = torch.randn(leaf.shape, generator=draw, dtype=leaf.dtype)
+            if path.startswith("learned/sharing"):
+                leaf.copy_(noise)
+            else:
+                leaf.add_(noise, alpha=0.05 if path.startswith("learned/rates") else 0.15)
+    return state
+
+
+def same(path: str, ours: Tensor, theirs: Tensor, scale: float) -> str:
+    """Empty if equal to 1e-10 of the largest element; where that is rounding (below 1e-12 of scale), if both are."""
+    largest, apart = theirs.abs().max().item(), (ours - theirs).abs().max().item()
+    bound = 1e-12 * scale if largest < 1e-12 * scale else 1e-10 * largest
+    return "" if apart <= bound else f"{path}: differs by {apart:.2e}, largest element {largest:.2e}"
+
+
+def meta_gradients(loss: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    return dict(zip(leaves, grads, strict=True))
+
+
+def disagreements(case: Case, state: Any, out: Any, expected: reference.Outer) -> Iterator[str]:
+    leaves = state.trainable()
+    ours, theirs = meta_gradients(out.loss, leaves), meta_gradients(expected.loss, leaves)
+    scale = max(grad.abs().max().item() for grad in theirs.values())
+    yield same("loss", out.loss.detach(), expected.loss.detach(), 1.0)
+    yield from (same(path, ours[path], theirs[path], scale) for path in leaves)
+    if expected.accuracy is not None:
+        yield same("accuracy", out.accuracy, expected.accuracy, 1.0)
+    if case.method.first in ("none", "gate"):
+        yield "" if not out.memory else f"memory of {list(out.memory)} without sharing"
+    else:
+        yield from memory_disagreements(case, out.memory["sharing"], expected)
+
+
+def memory_disagreements(case: Case, memory: dict[str, Any], expected: reference.Outer) -> Iterator[str]:
+    yield "" if bool(memory["seen"]) else "memory: not seen"
+    yield "" if set(memory["ghat"]) == set(case.method.adapted) else f"memory of {list(memory['ghat'])}"
+    for name, ghat in expected.ghat.items():
+        ours = memory["ghat"][name]
+        yield "" if not ours.requires_grad else f"memory of {name} has a gradient"
+        if (
+            case.method.norm == "tensor" and name in expected.rounding
+        ):  # a unit vector of rounding errors: only its length is defined
+            yield "" if ours.flatten(1).norm(dim=1).max() <= 1 + 1e-12 else f"memory of {name} is longer than 1"
+        else:
+            yield same(f"memory of {name}", ours, ghat, 1.0)
+
+
+def assert_equal_to_reference(case: Case, entry: Model, tasks: int, iterations: int = 2) -> None:
+    """Over consecutive meta-iterations: the second one's memory is the first's."""
+    state = randomised(case.learner.init(seed=None))
+    assert all(leaf.dtype == torch.float64 and leaf.requires_grad for leaf in state.trainable().values())
+    theirs = state
+    for i in range(iterations):
+        episodes = entry.tasks(tasks, seed=10 + i)
+        out = case.learner.outer_loss(state, episodes)
+        expected = reference.outer_loss(case.model, theirs, episodes, case.method)
+        wrong = [line for line in disagreements(case, state, out, expected) if line]
+        assert not wrong, "\n".join([f"meta-iteration {i + 1}:", *wrong])
+        state = dataclasses.replace(state, memory=out.memory)
+        theirs = dataclasses.replace(state, memory={"sharing": {"ghat": expected.ghat, "seen": True}})
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("tasks", [1, 5])
+@pytest.mark.parametrize("net", MATRIX)
+@pytest.mark.parametrize("sharing", ["alone", "global", "tensor"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_algorithm_equals_a_loop_over_tasks(algorithm: str, sharing: str, net: str, tasks: int, steps: int) -> None:
+    entry, adapt_norm = MATRIX[net]
+    case = build(entry, algorithm, sharing, steps, adapt_norm)
+    assert_equal_to_reference(case, entry, tasks)
+
+
+@pytest.mark.parametrize("net", MATRIX)
+@pytest.mark.parametrize("sharing", CONTROLS)
+def test_control_equals_a_loop_over_tasks(sharing: str, net: str) -> None:
+    entry, adapt_norm = MATRIX[net]
+    case = build(entry, "maml", sharing, 3, adapt_norm)
+    assert_equal_to_reference(case, entry, tasks=3, iterations=3)
+
+
+@pytest.mark.parametrize("tasks", [1, 4])
+@pytest.mark.parametrize("net", MATRIX)
+@pytest.mark.parametrize("sharing", CONDITIONED)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_conditioned_sharing_equals_a_loop_over_tasks(algorithm: str, sharing: str, net: str, tasks: int) -> None:
+    entry, adapt_norm = MATRIX[net]
+    assert_equal_to_reference(build(entry, algorithm, sharing, 2, adapt_norm), entry, tasks, iterations=3)
+
+
+@pytest.mark.parametrize("sharing", ["global", "tensor"])
+@pytest.mark.parametrize("net", EXTRAS)
+def test_any_module_equals_a_loop_over_tasks(net: str, sharing: str) -> None:
+    case = build(EXTRAS[net], "maml", sharing, steps=2)
+    assert_equal_to_reference(case, EXTRAS[net], tasks=3)
+
+
+ADAPTED_NORMS = ["silu batch norm net", "mlp with batch norm 1d", "conv 1d, batch norm 1d", "conv 3d, batch norm 3d"]
+ADAPTED_NORMS += ["layers used twice", "frozen weights", "subclass of batch norm", "batch norm, other settings"]
+
+
+@pytest.mark.parametrize("net", ADAPTED_NORMS)
+def test_adapted_batch_norm_equals_a_loop_over_tasks(net: str) -> None:
+    case = build(EXTRAS[net], "maml", "global", steps=2, adapt_norm=True)
+    assert_equal_to_reference(case, EXTRAS[net], tasks=3)
+
+
+@pytest.mark.parametrize("net", ADAPTED_NORMS)
+def test_batch_norm_per_step_equals_a_loop_over_tasks(net: str) -> None:
+    case = build(EXTRAS[net], "maml++", "global", steps=2)
+    state = case.learner.init(seed=None)
+    assert set(state.learned["per_step"]) == norm_names(case.model)
+    assert not set(state.learned["per_step"]) & set(state.params)
+    assert_equal_to_reference(case, EXTRAS[net], tasks=3)
+
+
+@pytest.mark.parametrize(
+    "net", ["transformer", "constant input", "in-place activation", "layers used twice", "unused weight"]
+)
+def test_head_of_any_module_equals_a_loop_over_tasks(net: str) -> None:
+    """ANIL: weights that all tasks share take another way through the layers than weights of their own."""
+    assert_equal_to_reference(build(EXTRAS[net], "anil", "global"), EXTRAS[net], tasks=3)
+
+
+def test_named_head_is_what_anil_adapts() -> None:
+    case = build(RELU_NORM, "anil", "global", head="body.4")
+    case = case._replace(method=case.method._replace(adapted=("body.4.weight", "body.4.bias")))
+    assert_equal_to_reference(case, RELU_NORM, tasks=2)
+
+
+CALLABLE_LOSSES = {
+    "label smoothing": nn.CrossEntropyLoss(label_smoothing=0.1),
+    "class weights": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)),
+    "sum": nn.CrossEntropyLoss(reduction="sum"),
+    "negative log-likelihood": lambda logits, y: F.nll_loss(logits.log_softmax(-1), y),
+    "binary cross-entropy": lambda logits, y: F.binary_cross_entropy_with_logits(
+        logits, F.one_hot(y, models.WAYS).double()
+    ),
+}
+
+
+@pytest.mark.parametrize("loss", CALLABLE_LOSSES)
+def test_any_loss_equals_a_loop_over_tasks(loss: str) -> None:
+    case = build(TANH_NORM, "maml", "global")
+    learner = dataclasses.replace(case.learner, loss=CALLABLE_LOSSES[loss])
+    case = case._replace(learner=learner, method=case.method._replace(loss=CALLABLE_LOSSES[loss]))
+    assert_equal_to_reference(case, TANH_NORM, tasks=3)
+
+
+EPOCHS = {0: (0.2,) * 5, 7: (8 / 75,) * 4 + (43 / 75,), 14: (1 / 75,) * 4 + (71 / 75,), 20: (0.0,) * 4 + (1.0,)}
+
+
+@pytest.mark.parametrize("sharing", ["alone", "global"])
+@pytest.mark.parametrize("epoch", EPOCHS)
+def test_multi_step_loss_over_epochs(epoch: int, sharing: str) -> None:
+    case = build(RELU_NORM, "maml++", sharing, steps=5).at(epoch, step_weights=EPOCHS[epoch])
+    assert_equal_to_reference(case, RELU_NORM, tasks=2)
+
+
+@pytest.mark.parametrize("sharing", ["alone", "global", "tensor"])
+@pytest.mark.parametrize(("epoch", "first_order"), [(0, True), (49, True), (50, False), (60, False)])
+def test_paper_recipe_is_first_order_for_fifty_epochs(epoch: int, first_order: bool, sharing: str) -> None:
+    weights = (1 / 3,) * 3 if epoch == 0 else (0.0, 0.0, 1.0)
+    case = build(RELU_NORM, "maml++", sharing, steps=3, recipe="paper")
+    case = case.at(epoch, first_order=first_order, step_weights=weights)
+    assert_equal_to_reference(case, RELU_NORM, tasks=2)
+
+
+def test_maml_plus_plus_without_values_per_step() -> None:
+    case = build(RELU_NORM, "maml++", "global", steps=2, per_step_norm=False)
+    assert "per_step" not in case.learner.init(seed=None).learned
+    assert_equal_to_reference(case, RELU_NORM, tasks=2)
+
+
+def test_multi_step_epochs_and_first_order_epochs_are_options() -> None:
+    case = build(RELU_NORM, "maml++", "global", steps=2, multi_step_epochs=4, first_order_epochs=2)
+    assert_equal_to_reference(case.at(1, step_weights=(0.375, 0.625), first_order=True), RELU_NORM, tasks=2)
+    assert_equal_to_reference(case.at(2, step_weights=(0.25, 0.75)), RELU_NORM, tasks=2)
+
+
+def test_early_steps_keep_a_small_weight_until_they_lose_it() -> None:
+    case = build(RELU_NORM, "maml++", "global", steps=2, multi_step_epochs=100)
+    assert_equal_to_reference(case.at(99, step_weights=(0.015, 0.985)), RELU_NORM, tasks=2)
+    assert_equal_to_reference(case.at(100, step_weights=(0.0, 1.0)), RELU_NORM, tasks=2)
+
+
+# Algorithm 2
+
+
+@pytest.mark.parametrize("seen", [True, False])
+@pytest.mark.parametrize("sharing", SHARING)
+@pytest.mark.parametrize("net", MATRIX)
+def test_tasks_adapt_alone(net: str, sharing: str, seen: bool) -> None:
+    entry, adapt_norm = MATRIX[net]
+    assert_adapts_alone(build(entry, "maml", sharing, 2, adapt_norm), entry, seen)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+@pytest.mark.parametrize("sharing", ["alone", "tensor", "conditioned, global"])
+@pytest.mark.parametrize("net", ["conv4", "regression"])
+@pytest.mark.parametrize("algorithm", ["first order", "meta-sgd", "maml++", "anil"])
+def test_tasks_adapt_alone_in_every_algorithm(algorithm: str, net: str, sharing: str, seen: bool) -> None:
+    entry, adapt_norm = MATRIX[net]
+    assert_adapts_alone(build(entry, algorithm, sharing, 2, adapt_norm), entry, seen)
+
+
+@pytest.mark.parametrize("net", EXTRAS)
+def test_tasks_of_any_module_adapt_alone(net: str) -> None:
+    assert_adapts_alone(build(EXTRAS[net], "maml", "global"), EXTRAS[net], seen=True)
+
+
+def assert_adapts_alone(case: Case, entry: Model, seen: bool) -> None:
+    state = randomised(case.learner.init(seed=None))
+    if seen:
+        state = dataclasses.replace(state, memory=case.learner.outer_loss(state, entry.tasks(3, seed=5)).memory)
+    before, tasks = copy.deepcopy(state.memory), entry.tasks(3, seed=6)
+    fast = case.learner.adapt(state, tasks.support_x, tasks.support_y)
+    logits = case.learner.predict(fast, tasks.query_x)
+    for t in range(3):
+        theta, expected = reference.adapt(
+            case.model, state, tasks.support_x[t], tasks.support_y[t], tasks.query_x[t], case.method
+        )
+        wrong = [same("logits", logits[t].detach(), expected.detach(), 1.0)]
+        wrong += [
+            same(name, fast[name][t].detach(), theta[name].detach(), 1.0)
+            for name in theta.keys() - without_a_cosine(case, state, tasks.support_x[t], tasks.support_y[t])
+        ]
+        assert not any(wrong), wrong
+    assert_trees_equal(before, state.memory)
+
+
+def without_a_cosine(case: Case, state: Any, x: Tensor, y: Tensor) -> set[str]:
+    """Tensors whose gradient is rounding agree with the memory by chance, which conditions their step, of no effect."""
+    if case.method.first != "agree" or case.method.norm != "tensor":
+        return set()
+    theta = {name: state.params[name] for name in case.method.adapted}
+    return reference.nothing_but_rounding([reference.gradient(case.model, state, theta, 0, x, y, case.method)])
+
+
+def assert_trees_equal(a: Any, b: Any) -> None:
+    if isinstance(a, dict):
+        assert set(a) == set(b)
+        for key in a:
+            assert_trees_equal(a[key], b[key])
+    else:
+        assert torch.equal(a, b)
+
+
+# Finite differences: the arbiter of both
+
+
+SMOOTH = {
+    "batch norm net": (TANH_NORM, False),
+    "batch norm net, adapted": (SILU_NORM, True),
+    "quartic": (QUARTIC, False),
+}
+EXACT = [name for name in ALGORITHMS if name != "first order"]  # its gradient is not the derivative of its loss
+
+
+@pytest.mark.parametrize("sharing", ["alone", "global", "tensor"])
+@pytest.mark.parametrize("net", SMOOTH)
+@pytest.mark.parametrize("algorithm", EXACT)
+def test_meta_gradient_equals_finite_differences(algorithm: str, net: str, sharing: str) -> None:
+    entry, adapt_norm = SMOOTH[net]
+    case = build(entry, algorithm, sharing, steps=2, adapt_norm=adapt_norm)
+    assert_equal_to_finite_differences(case, entry, group_of)
+
+
+SMOOTH_EXTRAS = ["mlp with batch norm 1d", "transformer", "group norm", "instance norm", "conv 1d, batch norm 1d"]
+SMOOTH_EXTRAS += ["strided grouped conv, uneven", "embedding", "tied weights", "functional batch norm", "weight norm"]
+
+
+@pytest.mark.parametrize("net", SMOOTH_EXTRAS)
+def test_meta_gradient_of_any_module_equals_finite_differences(net: str) -> None:
+    assert_equal_to_finite_differences(build(EXTRAS[net], "maml", "global"), EXTRAS[net], group_of)
+
+
+ONE_STEP = ["global", "tensor", "gate only", "batch only, tensor", "memory only, global", *CONDITIONED]
+
+
+@pytest.mark.parametrize("sharing", ONE_STEP)
+def test_first_order_gates_of_one_step_equal_finite_differences(sharing: str) -> None:
+    """With one inner step the task gradient does not depend on the gates, so first order is exact for them."""
+    case = build(TANH_NORM, "first order", sharing, steps=1)
+    assert_equal_to_finite_differences(case, TANH_NORM, lambda path: group_of(path) if "sharing" in path else None)
+
+
+def test_first_order_rates_of_one_step_equal_finite_differences() -> None:
+    case = build(TANH_NORM, "maml++", "global", steps=1, recipe="paper")
+    assert_equal_to_finite_differences(
+        case, TANH_NORM, lambda path: group_of(path) if "learned/" in path and "per_step" not in path else None
+    )
+
+
+@pytest.mark.parametrize("sharing", CONTROLS)
+def test_meta_gradient_of_a_control_equals_finite_differences(sharing: str) -> None:
+    assert_equal_to_finite_differences(build(TANH_NORM, "maml", sharing), TANH_NORM, group_of)
+
+
+@pytest.mark.parametrize("sharing", CONDITIONED)
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "first order"])
+def test_meta_gradient_of_conditioned_sharing_equals_finite_differences(algorithm: str, sharing: str) -> None:
+    assert_equal_to_finite_differences(build(TANH_NORM, algorithm, sharing), TANH_NORM, group_of)
+
+
+def group_of(path: str) -> str | None:
+    """Weights, m, lam, rates and values per step: a group of tensors each."""
+    kind = path.split("/")
+    return path if "sharing" in kind else "/".join(kind[:-1])
+
+
+def assert_equal_to_finite_differences(case: Case, entry: Model, group: Callable[[str], str | None]) -> None:
+    state = randomised(case.learner.init(seed=None))
+    memory = case.learner.outer_loss(state, entry.tasks(2, seed=20)).memory
+    state, episodes = dataclasses.replace(state, memory=memory), entry.tasks(2, seed=21)
+    leaves = state.trainable()
+
+    def loss() -> float:
+        return case.learner.outer_loss(state, episodes).loss.item()
+
+    grads = meta_gradients(case.learner.outer_loss(state, episodes).loss, leaves)
+    whole = torch.sqrt(sum(g.pow(2).sum() for g in grads.values())).item()
+    for name in sorted({group(path) for path in leaves} - {None}):
+        paths = [path for path in leaves if group(path) == name]
+        for seed in range(2):
+            way = directions([leaves[path] for path in paths], seed)
+            exact = sum((v * grads[path]).sum().item() for v, path in zip(way, paths, strict=True))
+            slope = five_points(loss, [leaves[path] for path in paths], way)
+            typical = torch.sqrt(sum(grads[path].pow(2).sum() for path in paths)).item()
+            typical /= sum(v.numel() for v in way) ** 0.5
+            assert abs(exact - slope) <= 1e-6 * max(abs(exact), typical) + 1e-11 * whole, (name, exact, slope)
+
+
+def directions(tensors: list[Tensor], seed: int) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    way = [torch.randn(t.shape, generator=draw, dtype=t.dtype) for t in tensors]
+    length = torch.sqrt(sum(v.pow(2).sum() for v in way))
+    return [v / length for v in way]
+
+
+def five_points(f: Callable[[], float], tensors: list[Tensor], way: list[Tensor], h: float = 1e-3) -> float:
+    """The central difference of fourth order."""
+    start = [t.detach().clone() for t in tensors]
+
+    def at(distance: float) -> float:
+        with torch.no_grad():
+            for t, s, v in zip(tensors, start, way, strict=True):
+                t.copy_(s + distance * v)
+        return f()
+
+    slope = (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h)
+    at(0.0)
+    return slope
+
+
+# What is not touched, and what must not break
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_users_module_state_and_episodes_are_not_written(algorithm: str) -> None:
+    case = build(RELU_NORM, algorithm, "global")
+    state = randomised(case.learner.init(seed=None))
+    memory = case.learner.outer_loss(state, RELU_NORM.tasks(2, seed=5)).memory
+    state, tasks = dataclasses.replace(state, memory=memory), RELU_NORM.tasks(2)
+    before = copy.deepcopy([case.model.state_dict(), state.params, state.learned, state.memory, vars(tasks)])
+    case.learner.outer_loss(state, tasks).loss.backward()
+    case.learner.predict(case.learner.adapt(state, tasks.support_x, tasks.support_y), tasks.query_x)
+    for a, b in zip(
+        before, [case.model.state_dict(), state.params, state.learned, state.memory, vars(tasks)], strict=True
+    ):
+        assert_trees_equal(dict(a), dict(b))
+    assert all(weight.grad is None for weight in case.model.parameters())
+
+
+def test_outer_loss_is_a_pure_function() -> None:
+    """A module that writes its buffers in its forward pass, as spectral norm does in training mode, is refused."""
+    entry, tasks = Model(models.spectral_normed, (1, 6, 6)), RELU_NORM._replace(shape=(1, 6, 6)).tasks(2)
+    writing = gs.anil(entry.make())
+    with pytest.raises(ValueError, match="writes to its buffer"):
+        writing.outer_loss(writing.init(), tasks)
+    still = gs.anil(entry.make().eval())
+    first, second = (still.outer_loss(still.init(), tasks).loss.item() for _ in range(2))
+    assert first == second
+
+
+def test_batch_norm_of_a_single_value_is_refused() -> None:
+    """As F.batch_norm does: the normalised value would be zero whatever the input."""
+    case = build(EXTRAS["mlp with batch norm 1d"])
+    tasks = EXTRAS["mlp with batch norm 1d"].tasks(2)
+    one = gs.Episodes(tasks.support_x[:, :1], tasks.support_y[:, :1], tasks.query_x, tasks.query_y)
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        case.learner.outer_loss(case.learner.init(seed=None), one)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_adapting_without_a_graph_gives_the_same(algorithm: str) -> None:
+    case = build(CONV4, algorithm, "global")
+    state, tasks = randomised(case.learner.init(seed=None)), CONV4.tasks(2)
+    state = dataclasses.replace(state, memory=case.learner.outer_loss(state, CONV4.tasks(2, seed=5)).memory)
+    fast = case.learner.adapt(state, tasks.support_x, tasks.support_y)
+    with torch.no_grad():
+        plain = case.learner.adapt(state, tasks.support_x, tasks.support_y)
+        assert not any(weight.requires_grad for weight in plain.values())
+    assert_trees_equal({name: weight.detach() for name, weight in fast.items()}, plain)
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_batch_norm_uses_the_batch_whatever_the_mode_and_running_statistics(mode: str) -> None:
+    entry = SILU_NORM
+    case = build(entry)
+    other = copy.deepcopy(case.model)
+    for layer in other.modules():
+        if isinstance(layer, _BatchNorm):
+            layer.running_mean.fill_(7.0)
+            layer.running_var.fill_(0.01)
+    learner = gs.maml(other.train(mode == "train"), inner_lr=0.1, steps=2, sharing=SHARING["global"][0])
+    losses = [one.outer_loss(randomised(one.init(seed=None)), entry.tasks(3)).loss for one in (case.learner, learner)]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("sharing", [name for name in SHARING if name != "alone"])
+def test_zero_gradients_share_nothing_and_stay_finite(algorithm: str, sharing: str) -> None:
+    entry = REGRESSION._replace(loss=flat)
+    case = build(entry, algorithm, sharing, steps=3)
+    state = randomised(case.learner.init(seed=None))
+    for seed in range(2):
+        out = case.learner.outer_loss(state, entry.tasks(2, seed))
+        grads = meta_gradients(out.loss, state.trainable())
+        assert out.loss == 1 and all((grad == 0).all() for grad in grads.values())
+        state = dataclasses.replace(state, memory=out.memory)
+    for ghat in state.memory.get("sharing", {"ghat": {}})["ghat"].values():
+        assert (ghat == 0).all()
+
+
+def flat(outputs: Tensor, targets: Tensor) -> Tensor:
+    return 1 + 0 * outputs.sum()
+
+
+def test_reference_itself_equals_finite_differences() -> None:
+    """The arbiter on the reference, so that both are judged alike."""
+    case = build(TANH_NORM, "maml++", "tensor", steps=2)
+    state = randomised(case.learner.init(seed=None))
+    ghat = reference.outer_loss(case.model, state, TANH_NORM.tasks(2, seed=20), case.method).ghat
+    state, episodes = dataclasses.replace(state, memory={"sharing": {"ghat": ghat, "seen": True}}), TANH_NORM.tasks(2)
+    leaves = state.trainable()
+
+    def loss() -> Tensor:
+        return reference.outer_loss(case.model, state, episodes, case.method).loss
+
+    grads = meta_gradients(loss(), leaves)
+    way = directions(list(leaves.values()), 0)
+    exact = sum((v * grads[path]).sum().item() for v, path in zip(way, leaves, strict=True))
+    assert five_points(lambda: loss().item(), list(leaves.values()), way) == pytest.approx(exact, rel=1e-6)
+
+
+def test_models_cover_labels_of_every_way() -> None:
+    labels = CONV4.tasks(4).support_y
+    assert all(set(row.tolist()) == set(range(models.WAYS)) for row in labels)

@@ -1,0 +1,252 @@
+"""Sharing conditioned on the task: what is its own; the rest is in the tables of the other tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.cli.test_cli import SMALL, gradshare
+from tests.method.test_identities import every_algorithm, gradients, net, randomised, tasks
+from tests.runs.test_training import TINY, StopAt, same_run
+from torch import Tensor
+
+import gradshare as gs
+from gradshare.method.conditioned import agreement
+from gradshare.runs import checkpoints
+from gradshare.runs.build import build_learner
+from gradshare.runs.interruption import Interrupted
+
+every_norm = pytest.mark.parametrize("norm", ["global", "tensor"])
+every_batch = pytest.mark.parametrize("count", [1, 4])
+
+
+def float64(*numbers: float) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def seen(learner: gs.Learner, state: gs.MetaState, **ours: float) -> gs.MetaState:
+    """The state with a memory, and with these learned values at every step."""
+    state.memory = learner.outer_loss(state, tasks(seed=7)).memory
+    with torch.no_grad():
+        for name, value in ours.items():
+            state.learned["sharing"][name].fill_(value)
+    return state
+
+
+@every_algorithm
+@every_norm
+@every_batch
+def test_without_agreement_it_is_plain_sharing_to_the_last_bit(algorithm: Any, norm: Any, count: int) -> None:
+    learners = [algorithm(net(), steps=2, sharing=gs.GradientSharing(norm, conditioned=c)) for c in (False, True)]
+    states = [randomised(learner.init()) for learner in learners]
+    for name in states[0].trainable():
+        states[1].trainable()[name].data.copy_(states[0].trainable()[name])
+    states[1].learned["sharing"]["agreement"].data.zero_()
+    for seed in (1, 2):
+        episodes = tasks(count, seed)
+        (plain, expected), (out, found) = (gradients(*pair, episodes) for pair in zip(learners, states, strict=True))
+        assert torch.equal(out.loss, plain.loss) and torch.equal(out.losses, plain.losses)
+        for name, ghat in plain.memory["sharing"]["ghat"].items():
+            assert torch.equal(out.memory["sharing"]["ghat"][name], ghat)
+        for name, gradient in expected.items():
+            torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-13)
+        alone = [
+            learner.adapt(state, episodes.support_x, episodes.support_y)
+            for learner, state in zip(learners, states, strict=True)
+        ]
+        assert all(torch.equal(alone[1][name], weights) for name, weights in alone[0].items())
+        states[0].memory, states[1].memory = plain.memory, out.memory
+
+
+def test_float32_too_is_plain_sharing_to_the_last_bit() -> None:
+    plain, ours = (
+        gs.maml(gs.Conv4(ways=3, filters=4, image=(1, 16, 16)), sharing=gs.GradientSharing(conditioned=c))
+        for c in (False, True)
+    )
+    drawn = torch.rand(5, 6, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(3).repeat(2).expand(5, -1)
+    episodes, first, second = gs.Episodes(drawn, labels, 1 - drawn, labels), plain.init(0), ours.init(0)
+    for _ in range(2):
+        expected, out = plain.outer_loss(first, episodes), ours.outer_loss(second, episodes)
+        assert torch.equal(out.losses, expected.losses)
+        first.memory, second.memory = expected.memory, out.memory
+
+
+def test_one_step_by_hand() -> None:
+    """Two tasks in two weights: G = (3, 0) and (0, 4), ghat_prev = (0.6, 0.8), m = 0, lam = 0.5, c = 0.1."""
+    rule = gs.share_by_agreement()
+    learned, memory = rule.init({"a": float64(0), "b": float64(0)}, 1)
+    learned = {"m": float64(0), "lam": float64(0.5), "agreement": float64(0.1)}
+    memory["ghat"] = {"a": float64(0.6).view(1, 1), "b": float64(0.8).view(1, 1)}
+    memory["seen"] = torch.tensor(True)
+    given = {"a": float64(3, 0).view(2, 1), "b": float64(0, 4).view(2, 1)}
+    gates = torch.sigmoid(float64(0.5 + 0.1 * 10 * 0.6, 0.5 + 0.1 * 10 * 0.8))
+    mean = (float64(3, 4) / 5 + float64(0.6, 0.8)) / 2  # both are (0.6, 0.8)
+    direction, note = rule.together(given, learned, memory, 0)
+    torch.testing.assert_close(torch.cat([note["a"], note["b"]]), mean)
+    torch.testing.assert_close(direction["a"].flatten(), gates * mean[0] + (1 - gates) * float64(3, 0))
+    torch.testing.assert_close(direction["b"].flatten(), gates * mean[1] + (1 - gates) * float64(0, 4))
+    alone, _ = rule.alone({name: value[1:] for name, value in given.items()}, learned, memory, 0)
+    assert alone["a"].item() == pytest.approx(gates[1].item() * 0.6)
+    assert alone["b"].item() == pytest.approx(gates[1].item() * 0.8 + (1 - gates[1].item()) * 4)
+
+
+def test_one_task_does_not_agree_with_itself() -> None:
+    """Its fresh mean is its own gradient, whose cosine is 1; with the memory, here at a right angle, it is 0."""
+    rule = gs.share_by_agreement()
+    learned, memory = rule.init({"w": float64(0, 0)}, 1)
+    learned["agreement"] += 5.0
+    memory = {"ghat": {"w": float64(0, 1).view(1, 2)}, "seen": torch.tensor(True)}
+    direction, _ = rule.together({"w": float64(2, 0).view(1, 2)}, learned, memory, 0)
+    plain, _ = gs.share_gradients().together({"w": float64(2, 0).view(1, 2)}, learned, memory, 0)
+    assert torch.equal(direction["w"], plain["w"])
+
+
+@every_norm
+def test_it_can_keep_what_disagrees_to_itself(norm: Any) -> None:
+    """With a large c, a task against the memory takes its own gradient, one along it the running mean."""
+    rule = gs.share_by_agreement(norm)
+    learned, memory = rule.init({"w": float64(0, 0)}, 1)
+    learned["agreement"] += 200.0
+    memory = {"ghat": {"w": float64(1, 0).view(1, 2)}, "seen": torch.tensor(True)}
+    against_and_along = {"w": torch.stack([float64(-3, 1), float64(5, 1)])}
+    direction, note = rule.together(against_and_along, learned, memory, 0)
+    torch.testing.assert_close(direction["w"], torch.stack([float64(-3, 1), note["w"]]))
+    alone, _ = rule.alone(against_and_along, learned, memory, 0)
+    torch.testing.assert_close(alone["w"], torch.stack([float64(-3, 1), float64(1, 0)]))
+
+
+@every_algorithm
+@every_norm
+def test_agreement_is_learned_once_there_is_a_memory(algorithm: Any, norm: Any) -> None:
+    learner = algorithm(net(), steps=2, sharing=gs.GradientSharing(norm, conditioned=True))
+    state = learner.init()
+    assert state.learned["sharing"].keys() == {"m", "lam", "agreement"}
+    assert torch.equal(state.learned["sharing"]["agreement"], torch.zeros(2, dtype=torch.float64))
+    assert (gradients(learner, state, tasks(1))[1]["learned/sharing/agreement"] == 0).all()
+    found = gradients(learner, seen(learner, state), tasks(1, seed=2))[1]
+    assert found["learned/sharing/agreement"].abs().min() > 0
+
+
+@pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])
+@every_norm
+def test_the_agreement_is_a_cosine_at_every_size(norm: Any, size: float) -> None:
+    own = {"a": size * torch.stack([float64(3, 0), float64(-4, 0), float64(0, 2), float64(0, 0)])}
+    for direction, expected in (
+        (float64(2, 0), float64(1, -1, 0, 0)),
+        (float64(1e-200, 1e-200), float64(1, -1, 1, 0) / 2**0.5),
+        (float64(0, 0), float64(0, 0, 0, 0)),
+    ):
+        torch.testing.assert_close(agreement(own, {"a": direction}, norm)["a"], expected)
+
+
+def test_the_scope_of_the_agreement_is_that_of_the_norm() -> None:
+    own, direction = {"a": float64(3).view(1, 1), "b": float64(-4).view(1, 1)}, {"a": float64(4), "b": float64(3)}
+    both, each = agreement(own, direction, "global"), agreement(own, direction, "tensor")
+    assert both["a"] == both["b"] == pytest.approx(0, abs=1e-15)
+    assert each["a"] == pytest.approx(1) and each["b"] == pytest.approx(-1)
+
+
+@every_norm
+def test_the_agreement_has_two_derivatives_and_none_at_zero(norm: Any) -> None:
+    draw = torch.Generator().manual_seed(0)
+    direction = {name: torch.randn(3, generator=draw, dtype=torch.float64) for name in "ab"}
+
+    def cosines(a: Tensor, b: Tensor) -> Tensor:
+        return torch.stack(list(agreement({"a": a, "b": b}, direction, norm).values()))
+
+    a, b = (torch.randn(2, 3, generator=draw, dtype=torch.float64).requires_grad_() for _ in range(2))
+    assert torch.autograd.gradcheck(cosines, (a, b)) and torch.autograd.gradgradcheck(cosines, (a, b))
+    zero = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
+    (first,) = torch.autograd.grad(cosines(zero, zero).sum(), zero, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), zero)
+    assert (first == 0).all() and (second == 0).all()
+
+
+@every_norm
+def test_a_task_that_diverges_does_so_alone(norm: Any) -> None:
+    rule, draw = gs.share_by_agreement(norm), torch.Generator().manual_seed(0)
+    learned, memory = rule.init({"w": torch.zeros(4)}, 1)
+    learned["agreement"] += 0.3
+    memory = {"ghat": {"w": torch.randn(1, 4, generator=draw)}, "seen": torch.tensor(True)}
+    given = torch.randn(3, 4, generator=draw)
+    given[1, 2] = torch.nan
+    given[1, 3] = torch.inf
+    direction, note = rule.together({"w": given}, learned, memory, 0)
+    plain = gs.share_gradients(norm).together({"w": given}, learned, memory, 0)[1]
+    assert note["w"].isfinite().all() and torch.equal(note["w"], plain["w"]) and direction["w"][::2].isfinite().all()
+    assert not direction["w"][1, 2:].isfinite().any()
+
+
+@every_algorithm
+@every_norm
+def test_a_task_without_gradient_among_others_gives_no_nan(algorithm: Any, norm: Any) -> None:
+    def flat_for_some(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (targets[0] == 0) * torch.nn.functional.cross_entropy(outputs, targets)
+
+    episodes = tasks()
+    labels = episodes.support_y.clone()
+    labels[0, 0] = 1  # whoever has another first label has no gradient
+    episodes = gs.Episodes(episodes.support_x, labels, episodes.query_x, episodes.query_y)
+    learner = algorithm(net(), steps=2, sharing=gs.GradientSharing(norm, conditioned=True), loss=flat_for_some)
+    state = seen(learner, learner.init(), agreement=0.5)
+    out, found = gradients(learner, state, episodes)
+    assert out.losses.isfinite().all() and all(value.isfinite().all() for value in found.values())
+
+
+@every_algorithm
+def test_tasks_under_test_do_not_see_each_other(algorithm: Any) -> None:
+    learner = algorithm(net(), steps=3, sharing=gs.GradientSharing(conditioned=True))
+    state, episodes = seen(learner, learner.init(), agreement=0.5), tasks()
+    together = learner.adapt(state, episodes.support_x, episodes.support_y)
+    alone = learner.adapt(state, episodes.support_x[:1], episodes.support_y[:1])
+    for name, weights in alone.items():
+        torch.testing.assert_close(together[name][:1], weights, rtol=1e-11, atol=1e-14)
+
+
+def test_what_is_neither_true_nor_false_is_refused() -> None:
+    with pytest.raises(gs.UserError, match="conditioned is True or False, not 'lam'"):
+        gs.GradientSharing(conditioned="lam")  # type: ignore[arg-type]
+
+
+def test_a_run_stopped_and_resumed_is_uninterrupted(dataset: gs.Dataset, tmp_path: Path) -> None:
+    def learner() -> gs.Learner:
+        model = gs.Conv4(ways=3, filters=3, image=(1, 16, 16))
+        return gs.maml(model, steps=2, sharing=gs.GradientSharing(conditioned=True))
+
+    run = gs.train(learner(), dataset, tmp_path / "whole", **TINY)
+    with pytest.raises(Interrupted):
+        gs.train(learner(), dataset, tmp_path / "stopped", display=StopAt(1, 2), **TINY)
+    gs.train(learner(), dataset, tmp_path / "stopped", resume=True, **TINY)
+    for path in checkpoints.listing(tmp_path / "stopped" / "checkpoints"):
+        if not path.name.endswith("iteration-0000"):
+            checkpoints.shutil.rmtree(path)  # the stop's own
+    same_run(tmp_path / "whole", tmp_path / "stopped")
+    assert all(len(line["agreement"]) == 2 and line["agreement"] != [0.0, 0.0] for line in run.metrics)
+    assert run.metrics[-1]["agreement"] == run.state.learned["sharing"]["agreement"].tolist()
+    plain = gs.train(gs.maml(learner().module, steps=2, sharing=gs.GradientSharing()), dataset, tmp_path / "p", **TINY)
+    assert all("agreement" not in line for line in plain.metrics)
+
+
+def test_the_arm_of_the_command_line_is_it(blobs: Path, tmp_path: Path) -> None:
+    words = ["--dataset", blobs, *SMALL, "--epochs", 2, "--iterations", 3, "--norm", "tensor"]
+    arms = [word for arm in ("original", "shared", "conditioned") for word in ("--arms", arm)]
+    result = gradshare("compare", *words, *arms, "--jobs", 2, "--out", tmp_path / "compared")
+    assert "conditioned  epoch 2/2" in result.stdout
+    lines = (tmp_path / "compared" / "conditioned" / "metrics.jsonl").read_text().splitlines()
+    assert [len(json.loads(line)["agreement"]) for line in lines] == [2, 2]
+    page = (tmp_path / "compared" / "report.html").read_text()
+    assert "by how well its gradient agrees with the running mean" in page
+    summary = json.loads((tmp_path / "compared" / "summary.json").read_text())["arms"]["conditioned"]
+    assert summary["against_original"] and summary["against_shared"] and summary["gains"] is None
+    gradshare("train", *words, "--arm", "conditioned", "--out", tmp_path / "alone")
+    same_run(tmp_path / "compared" / "conditioned", tmp_path / "alone")
+    assert "over 6 test tasks" in gradshare("test", tmp_path / "alone", "--tasks", 6).stdout
+    config = gs.load_run(tmp_path / "alone").config
+    ours, theirs = (
+        build_learner(gs.RunConfig(**{**config, "arm": arm}), (1, 16, 16)) for arm in ("conditioned", "shared")
+    )
+    assert ours.init(0).learned["sharing"].keys() - theirs.init(0).learned["sharing"].keys() == {"agreement"}

@@ -1,0 +1,154 @@
+"""Compile for an H200, without one, every program that a meta-iteration launches. Run by test_kernels_compile.py.
+
+One meta-iteration runs on the CPU with every launch recorded instead of made; what it computes is left to chance. Then
+each program is compiled as it was launched. Prints a line of JSON for each.
+
+    python tests/compile_kernels.py tf32 bf16
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+import gradshare as gs
+from gradshare.engine.conv4 import triton as kernels
+from gradshare.engine.conv4.triton import device, head, launch, pooling, small, stem
+
+H200 = GPUTarget("cuda", 90, 32)
+PROCESSORS = 132
+MODULES = {module.__name__.rpartition(".")[2]: module for module in (device, pooling, stem, head, small)}
+TYPES = {
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.bfloat16: "*bf16",
+    torch.uint8: "*u8",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.bool: "*i1",
+}
+
+
+class Launch(NamedTuple):
+    program: str  # module.function
+    types: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Any], ...]
+    options: tuple[tuple[str, int], ...]
+
+
+def programs() -> dict[str, JITFunction[Any]]:
+    return {
+        f"{module_name}.{name}": program
+        for module_name, module in MODULES.items()
+        for name, program in vars(module).items()
+        if isinstance(program, JITFunction) and not name.startswith("_") and program.fn.__module__ == module.__name__
+    }
+
+
+class Recorder:
+    """In the place of a program: keeps how it is launched."""
+
+    def __init__(self, name: str, program: JITFunction[Any], seen: dict[Launch, None]) -> None:
+        self.name, self.program, self.seen = name, program, seen
+
+    def __getitem__(self, grid: Any) -> Any:
+        def run(*args: Any, **named: Any) -> None:
+            options = {name: named.pop(name) for name in ("num_warps", "num_stages") if name in named}
+            values = dict(zip(self.program.arg_names, args, strict=False)) | named
+            constants = {p.name: values[p.name] for p in self.program.params if p.is_constexpr}
+            types = {name: type_of(value) for name, value in values.items() if name not in constants}
+            parts = (tuple(sorted(part.items())) for part in (types, constants, options))
+            self.seen[Launch(self.name, *parts)] = None
+
+        return run
+
+
+def type_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return TYPES[value.dtype]
+    return "i32" if isinstance(value, int) else "fp32"
+
+
+def record(precision: Any) -> list[Launch]:
+    """What one meta-iteration of the paper's network launches."""
+    seen: dict[Launch, None] = {}
+    for name, program in programs().items():
+        module, _, function = name.partition(".")
+        setattr(MODULES[module], function, Recorder(name, program, seen))
+    launch._processors = lambda place: PROCESSORS  # type: ignore[assignment]
+    launch.Aside.__call__ = lambda self, *used: contextlib.nullcontext()  # type: ignore[assignment,method-assign]
+    launch.Aside.join = lambda self: None  # type: ignore[method-assign]
+    kernels.lacking = lambda module, adapted: None
+    learner = gs.maml(gs.Conv4(), steps=2, sharing=gs.GradientSharing()).to("cpu", precision)
+    state, x, y = learner.init(0), torch.rand(2, 5, 3, 84, 84), torch.arange(5).expand(2, -1)
+    torch.autograd.grad(
+        learner.outer_loss(state, gs.Episodes(x, y, x, y)).loss, list(state.trainable().values()), allow_unused=True
+    )
+    return list(seen)
+
+
+def compiled(asked: Launch) -> dict[str, Any]:
+    device.OVERLAPS = tl.constexpr(True)  # as on an H200
+    program, begun = programs()[asked.program], time.monotonic()
+    types, constants = dict(asked.types), dict(asked.constants)
+    signature = {name: types.get(name, "constexpr") for name in program.arg_names}
+    at = {name: (place,) for place, name in enumerate(program.arg_names)}
+    aligned = {at[name]: [["tt.divisibility", 16]] for name, kind in types.items() if kind.startswith("*")}
+    source = ASTSource(program, signature, {at[name]: value for name, value in constants.items()}, aligned)
+    kernel = triton.compile(source, target=H200, options=dict(asked.options))
+    return {
+        "program": asked.program,
+        "constants": constants,
+        "options": dict(asked.options),
+        "shared": kernel.metadata.shared,
+        "waits": "griddepcontrol.wait" in kernel.asm["ptx"],
+        **registers(kernel.asm["cubin"]),
+        "seconds": round(time.monotonic() - begun, 2),
+    }
+
+
+def registers(code: bytes) -> dict[str, int]:
+    """Registers, and bytes of them that did not fit, where NVIDIA's tool is there to say so."""
+    tool = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
+    if not os.path.exists(tool):
+        return {}
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code)
+        file.flush()
+        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    return {"registers": int(found[1]), "spilled": int(found[2])} if found else {}
+
+
+def recorded(precision: str) -> list[Launch]:
+    """`record` changes the modules, so it has a process of its own."""
+    with ProcessPoolExecutor(1, get_context("fork")) as pool:
+        return pool.submit(record, precision).result()
+
+
+def main() -> None:
+    asked = list(dict.fromkeys(one for precision in sys.argv[1:] for one in recorded(precision)))
+    with ProcessPoolExecutor(min(8, os.cpu_count() or 1), get_context("fork")) as pool:
+        for line in pool.map(compiled, asked):
+            print(json.dumps(line), flush=True)
+    print(json.dumps({"all": sorted(programs())}))
+
+
+if __name__ == "__main__":
+    main()
