@@ -1,0 +1,128 @@
+"""The registry of sharing variants: one row gives a variant to `sharing=`, `--arm`, presets, grids and reports.
+
+A new variant is one file with a rule and one row here. A variant of your own needs no row: name it
+`package.module:Class`, and it is imported where you name it. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Container
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from gradshare.errors import UserError, shown
+
+
+class Variant(NamedTuple):
+    """One arm of a comparison: which rule is the first link of the inner loop, and how reports show it."""
+
+    name: str
+    """What `--arm` takes."""
+    rule: str
+    """`package.module:Class` of the rule; empty: no first link, the original algorithm."""
+    meaning: str
+    """What it is, after "it is"."""
+    colour: str = "#767b82"
+    dashes: tuple[float, ...] = (3, 1.5)
+    """Lengths of the line and of the gaps; empty: a full line."""
+    keeps: str = ""
+    """For a control: the part of the method that it keeps, after "the gain is there with"."""
+    rate: float = 1.0
+    """Factor on the inner rate."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """Further arguments of the class."""
+
+    @property
+    def control(self) -> bool:
+        """Whether it may explain the gain of sharing; so may one that we know nothing of."""
+        return bool(self.keeps) or self.name not in VARIANTS
+
+    @property
+    def label(self) -> str:
+        """The name as part of a file's name."""
+        return self.name.replace(":", ".")
+
+
+SHARING = "gradshare.method.sharing:GradientSharing"
+ROWS = (  # in the order of tables. Okabe and Ito's colours, which colour-blind readers can tell apart
+    Variant("original", "", "the method without sharing", "#1b1f24", ()),
+    Variant("shared", SHARING, "the method with gradient sharing", "#d55e00", ()),
+    Variant("half-rate", "", "the original at half the inner rate", "#0072b2", (5, 2), "the smaller step", rate=0.5),
+    Variant(
+        "gate-only",
+        "gradshare.method.controls:GateOnly",
+        "the original with a learned factor on each inner step, nothing shared",
+        "#009e73",
+        (5, 2, 1, 2),
+        "a learned step size",
+    ),
+    Variant(
+        "batch-only",
+        "gradshare.method.controls:BatchOnly",
+        "sharing between concurrent tasks, without memory",
+        "#cc79a7",
+        (1.2, 1.4),
+        "the concurrent tasks",
+    ),
+    Variant(
+        "memory-only",
+        "gradshare.method.controls:MemoryOnly",
+        "sharing through the memory of earlier tasks alone",
+        "#e69f00",
+        (7, 2, 1, 2, 1, 2),
+        "the memory of earlier tasks",
+    ),
+    Variant(
+        "conditioned",
+        SHARING,
+        "sharing with a gate for each task, by how well its gradient agrees with the running mean",
+        "#56b4e9",
+        (9, 2),
+        options=(("conditioned", True),),
+    ),
+)
+VARIANTS = {row.name: row for row in ROWS}
+CONTROLS = tuple(row.name for row in ROWS if row.keeps)
+OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")  # package.module:Class
+
+
+def variant(name: str) -> Variant:
+    """The row of a name; one of your own, `package.module:Class`, gets a row without being imported.
+
+    Example:
+        >>> variant("half-rate").rate, variant("my_rules:Additive").control
+        (0.5, True)
+    """
+    if name in VARIANTS:
+        return VARIANTS[name]
+    if isinstance(name, str) and OWN.fullmatch(name):
+        return Variant(name, name, f"the rule {name}")
+    raise UserError(f"an arm is one of {', '.join(VARIANTS)}, or package.module:Class, not {shown(name)}")
+
+
+def first_link(name: str, norm: str = "global", allowed: Container[str] = ()) -> Any:
+    """The rule of a variant, as `sharing=` takes it; None for the original.
+
+    Args:
+        norm: passed to a class that takes it.
+        allowed: names of your own that may be imported: those that the user gave, never those read from a file.
+    """
+    row = variant(name)
+    if not row.rule:
+        return None
+    if name not in VARIANTS and name not in allowed:
+        raise UserError(
+            f"the arm {name} is code of your own, and a name in a run folder is never imported:"
+            f" give the arm again (--arm {name}), or hand over the learner"
+        )
+    module, _, attribute = row.rule.partition(":")
+    try:
+        make = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"the arm {name} cannot be imported: {error}") from None
+    options = dict(row.options)
+    if "norm" in inspect.signature(make).parameters:
+        options["norm"] = norm
+    return make(**options)
