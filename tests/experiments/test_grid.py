@@ -14,13 +14,13 @@ from tests.support.grids import MAML, SHARED, cell_of
 
 from gradshare.errors import UserError
 from gradshare.experiments import display, estimate, grid
-from gradshare.experiments.display import View, counts, epoch_text, status_table
+from gradshare.experiments.display import View, counts, status_table
 from gradshare.experiments.grid import Cell, Progress, State, failure_of, planned, read_state
 from gradshare.experiments.presets import preset
 from gradshare.experiments.supervise import train_cell
 from gradshare.runs.config import RunConfig
-from gradshare.runs.folder import Epoch
-from gradshare.runs.interruption import Interrupted
+from gradshare.runs.records import Epoch
+from gradshare.runs.workers import Interrupted
 
 
 def test_a_grid_remembers_what_was_planned(blobs: Path, tmp_path: Path) -> None:
@@ -77,14 +77,6 @@ def test_a_damaged_note_on_progress_stops_no_display(text: str, blobs: Path, tmp
 
 def epoch(number: int, **values: Any) -> Epoch:
     return Epoch(number, **{"val_accuracy": 0.5 + number / 100, "val_interval": 0.02, **values})
-
-
-def test_an_epoch_in_a_line() -> None:
-    assert epoch_text(epoch(1)) == "val 51.0% ±2.0%"
-    gates: dict[str, Any] = {"m": (0.4, 0.6), "lam": (0.25,), "skipped": 3}
-    assert epoch_text(epoch(1, **gates)) == "val 51.0% ±2.0% σ(m) 0.50 σ(λ) 0.25 skipped 3"
-    assert epoch_text(Epoch(1, val_loss=0.5, val_interval=0.25)) == "val loss 0.5±0.25"
-    assert epoch_text(Epoch(1)) == "no finite val loss"
 
 
 class Told:

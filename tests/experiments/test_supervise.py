@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -20,8 +21,8 @@ from gradshare.experiments.grid import Cell, planned, read_state
 from gradshare.experiments.presets import experiment, preset
 from gradshare.experiments.supervise import Ended, Failure, train_cell
 from gradshare.runs import locks
-from gradshare.runs.interruption import Interrupted
 from gradshare.runs.locks import locked
+from gradshare.runs.workers import Interrupted
 
 METASGD, PLUS = "cub-5shot-5task-metasgd", "cub-5shot-5task-mamlpp"
 
@@ -183,8 +184,8 @@ def test_the_outcome_of_a_cell(blobs: Path, tmp_path: Path, monkeypatch: pytest.
 
 def worker(folder: Path) -> int:
     """The process that trains a run; 0 while none does."""
-    found = locks.holder(folder)
-    return found.pid if found else 0
+    found = re.match(r"process (\d+)", locks.holder(folder) or "")
+    return int(found[1]) if found else 0
 
 
 @pytest.fixture(scope="module")

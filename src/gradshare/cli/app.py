@@ -22,12 +22,12 @@ from gradshare.cli.waiting import load_data, says_how_to_go_on, stoppable, stopp
 from gradshare.errors import (
     MOST_SEED,
     TOO_LITTLE_MEMORY,
-    Unmet,
+    RendezvousFailed,
     UserError,
     check_range,
     out_of_memory,
+    print_warnings_as_lines,
     printable,
-    say_warnings_plainly,
 )
 from gradshare.experiments.presets import experiment
 from gradshare.method.variants import variant
@@ -114,27 +114,27 @@ class _Train:
         return f"train --resume {shlex.quote(str(self.folder))}{more}{arm}"
 
     def run_in_group(self, timeout: float) -> None:
-        from gradshare.runs.torchrun import command, ends_at_once, one_voice, processes
+        from gradshare.runs.torchrun import command, ends_at_once, processes, report_once
 
         with ends_at_once(), processes(timeout) as group:
             go_on = f"{command(group)} {self.to_go_on()}"
-            with one_voice(group, go_on):
+            with report_once(group, go_on):
                 self.run(group.from_first(self.config), group, go_on)
 
     def run(self, config: RunConfig, group: Group, go_on: str) -> None:
         from gradshare.experiments.display import RunView
-        from gradshare.runs.build import run, setting, settle
+        from gradshare.runs.build import choice_for, run
         from gradshare.runs.display import Silent
         from gradshare.runs.torchrun import first_of_machine_first
 
         group.share(config.tasks)  # raises an error if there are more processes than tasks
         with first_of_machine_first(group):
             dataset = load_data(config.dataset, config.pixels)
-        settled = settle(config, group)
+        choice = choice_for(config, group)
         if not group.first:
             run(config, self.folder, self.resume, Silent(), dataset, group, self.own)
             return
-        print(setting(settled, group), flush=True)
+        print(choice, flush=True)
         with says_how_to_go_on(go_on), RunView(config.arm, RunFolder(self.folder), config) as view:
             run(config, self.folder, self.resume, view.display, dataset, group, self.own)
         _print_summary(RunFolder(self.folder))
@@ -165,22 +165,25 @@ def test(
         The run's arm, if it is your own, package.module:Class: a name in a run folder is not imported.
     """
     from gradshare.data.dataset import load_dataset
+    from gradshare.engine.choose import apply
     from gradshare.method.episodes import Shape
     from gradshare.method.state import check_fit
-    from gradshare.runs.build import build_learner, decided, settle
-    from gradshare.runs.evaluation import evaluate
-    from gradshare.runs.saved import load_run
+    from gradshare.runs.build import choice_for
+    from gradshare.runs.evaluate import evaluate
+    from gradshare.runs.export import load_run
 
     if tasks < 2:
         raise UserError(f"an interval over tasks needs at least 2 tasks, not {tasks}")
     check_range("tasks", tasks, 2)
     check_range("seed", seed or 0, 0, MOST_SEED)
     saved = load_run(folder)
-    config = settle(saved.run_config)
-    dataset = load_dataset(config.dataset, config.pixels).to(config.device)
-    learner = build_learner(config, dataset.image, own_arms([arm] if arm else [])).to(config.device, decided(config))
+    config = saved.run_config
+    choice = choice_for(config)
+    apply(choice)
+    dataset = load_dataset(config.dataset, config.pixels).to(choice.device)
+    learner = saved.learner(own_arms([arm] if arm else [])).to(choice.device, choice.precision)
     shape = Shape(config.ways, config.shots, config.queries)
-    states = [saved.state(epoch).to(config.device) for epoch in saved.best_epochs] or [saved.state()]
+    states = [saved.state(epoch).to(choice.device) for epoch in saved.best_epochs] or [saved.state()]
     for state in states:
         check_fit(learner.init().tensors(), state.tensors())
     which = config.seed if seed is None else seed
@@ -223,7 +226,7 @@ def export(run: Path, folder: Path, *, epoch: int | None = None, license: str = 
     license
         Of the model, as the hub names it: mit, cc-by-4.0, ...
     """
-    from gradshare.runs.saved import load_run
+    from gradshare.runs.export import load_run
 
     if epoch is not None:
         check_range("epoch", epoch, 1)
@@ -259,12 +262,12 @@ def main() -> None:
     """Run the command line: exit code 0 done, 1 a run failed, 2 the user can mend it, 3 stopped and saved."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a folder's name may be no valid text
-    say_warnings_plainly()
+    print_warnings_as_lines()
     try:
         with nullcontext() if one_of_several() else stoppable(f"to go on: {typed_command()}"):
             app(sys.argv[1:], exit_on_error=False, print_error=False)
     except (CycloptsError, UserError) as error:
-        _end(str(error), each=isinstance(error, Unmet))
+        _end(str(error), each=isinstance(error, RendezvousFailed))
     except OSError as error:
         _end(f"{error.strerror or error}{'' if error.filename is None else f': {error.filename}'}")
     except (MemoryError, RuntimeError) as error:

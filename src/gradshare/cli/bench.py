@@ -25,7 +25,7 @@ from gradshare.bench.cases import (
 )
 from gradshare.cli.options import SEVERAL
 from gradshare.cli.waiting import bar, stoppable
-from gradshare.errors import UserError, check_range
+from gradshare.errors import MOST_THREADS, UserError, check_range
 from gradshare.files import check_output
 
 RESULTS = b'{\n "version"'  # how a file of results begins
@@ -82,9 +82,9 @@ class Benchmark:
             raise UserError("--values needs --sweep: say what to vary, such as --sweep tasks")
         if not (self.methods and self.arms):
             raise UserError("there is nothing to time: give at least one value to --methods and to --arms")
-        for option, lowest in {"iterations": 1, "eval_tasks": 0, "threads": 0}.items():
-            if getattr(self, option) is not None:
-                check_range(option, getattr(self, option), lowest)
+        check_range("iterations", 1 if self.iterations is None else self.iterations, 1)
+        check_range("eval_tasks", self.eval_tasks, 0)
+        check_range("threads", self.threads, 0, MOST_THREADS)
         if self.json is not None:
             check_output(self.json, RESULTS, "the results of a benchmark")
 
@@ -117,11 +117,11 @@ def bench(benchmark: Benchmark = Benchmark()) -> None:
     shows operations, bytes, and how near the time is to the best that the machine could do.
     """
     benchmark.check()
-    from gradshare.runs.build import settle
-    from gradshare.runs.config import RunConfig
+    from gradshare.engine.choose import apply, choose
 
-    device = settle(RunConfig(device=benchmark.device, threads=benchmark.threads)).device
-    _run(benchmark, benchmark.cases(device), device)
+    choice = choose(benchmark.device, threads=benchmark.threads)
+    apply(choice)
+    _run(benchmark, benchmark.cases(choice.device), choice.device)
 
 
 def _run(benchmark: Benchmark, cases: list[Case], device: str) -> None:

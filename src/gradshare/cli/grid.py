@@ -19,17 +19,18 @@ from cyclopts import App, Parameter
 from gradshare.cli.options import SEVERAL, Arms, Given, GridOptions, Options, own_arms, with_controls
 from gradshare.cli.waiting import load_data, says_how_to_go_on, typed_command
 from gradshare.errors import MOST_SEED, UserError, check_range, printable
-from gradshare.experiments.presets import IMAGE, Experiment, described, experiment, matches, preset, select, with_arm
+from gradshare.experiments.presets import IMAGE, Experiment, described, experiment, matches, preset, select
 from gradshare.files import tidy
 from gradshare.method.variants import first_link
-from gradshare.runs.config import RunConfig, taken_up
-from gradshare.runs.workers import one_of_several, side_by_side
+from gradshare.runs.config import RunConfig, with_arm
+from gradshare.runs.folder import merge_with_saved
+from gradshare.runs.workers import one_of_several
 
 if TYPE_CHECKING:
     from gradshare.experiments.grid import Cell
     from gradshare.experiments.ray import Ray
     from gradshare.experiments.supervise import Failure, Local
-    from gradshare.runs.folder import Status
+    from gradshare.runs.records import Status
 
 
 def compare(
@@ -64,15 +65,16 @@ def compare(
         raise UserError("there is no comparison without an arm: give at least one to --arms")
     config = options.over(preset and preset.partition("~")[0])  # each arm has its own options
     own = own_arms(chosen)
+    from gradshare.engine.choose import side_by_side
     from gradshare.experiments.grid import Cell
     from gradshare.experiments.supervise import Local
-    from gradshare.runs.build import setting, settle
+    from gradshare.runs.build import choice_for
 
     cells = _as_begun([Cell.of_arm(out, with_arm(config, arm)) for arm in chosen], "epochs" in options.given)
     _check_before_training(cells, own)
-    at_a_time, threads = side_by_side(jobs, len(cells), settle(config).device)
+    at_a_time, threads = side_by_side(jobs, len(cells), choice_for(config).device)
     each = "" if at_a_time == 1 else f"{at_a_time} arms at a time, each "
-    print(each + setting(settle(replace(config, threads=config.threads or threads))), flush=True)
+    print(f"{each}{choice_for(replace(config, threads=config.threads or threads))}", flush=True)
     with tidy(out):
         failures = _train(_with_threads(cells, threads), Local(at_a_time, own), out)
         for failure in failures:
@@ -134,11 +136,11 @@ def list_presets(
 def _estimated(configs: list[RunConfig], options: Given) -> tuple[int, list[float]]:
     """How many runs at a time, and the seconds of each."""
     from gradshare.data.dataset import load_dataset
+    from gradshare.engine.choose import choose, side_by_side
     from gradshare.experiments.estimate import estimates
-    from gradshare.runs.build import settle
 
     image = load_dataset(options.dataset).image if "dataset" in options.given else IMAGE
-    jobs, threads = side_by_side(0, len(configs), settle(RunConfig(device=options.device)).device)
+    jobs, threads = side_by_side(0, len(configs), choose(options.device).device)
     print("timing meta-iterations on this machine, about 10 s ...", file=sys.stderr, flush=True)
     return jobs, estimates((replace(config, threads=options.threads or threads), image) for config in configs)
 
@@ -191,9 +193,10 @@ class Workers:
             from gradshare.experiments.ray import Ray
 
             return Ray(self.address, self.cpus, self.gpus, self.retries, own), max(1, int(self.cpus))
+        from gradshare.engine.choose import choose, side_by_side
         from gradshare.experiments.supervise import Local
 
-        jobs, threads = side_by_side(self.jobs, cells, device)
+        jobs, threads = side_by_side(self.jobs, cells, choose(device).device)
         return Local(jobs, own), threads
 
 
@@ -232,11 +235,10 @@ def run(
     own = own_arms({one.arm for one in chosen})
     from gradshare.experiments.display import AT_WORK, counts
     from gradshare.experiments.grid import read_state
-    from gradshare.runs.build import settle
 
     cells = _planned(Path(os.path.realpath(out)), chosen, options, seeds, workers.without_gpu)
     _check_before_training(cells, own)
-    engine, threads = workers.start(len(cells), settle(RunConfig(device=options.device)).device, own)
+    engine, threads = workers.start(len(cells), options.device, own)
     retries = workers.retries if workers.engine == "local" else 0  # Ray has its own
     print(f"{sum(not cell.ended for cell in cells)} of {len(cells)} runs to train, in {out}", flush=True)
     failures = _train(_with_threads(cells, threads), engine, out, retries, AT_WORK)
@@ -316,7 +318,7 @@ def _on_cpu(config: RunConfig) -> RunConfig:
 
 def _as_begun(cells: Iterable[Cell], longer: bool) -> list[Cell]:
     """Cells with the device, threads, ... that they were begun with; `longer`: with more epochs if they are wanted."""
-    return [replace(cell, config=taken_up(cell.config, cell.folder, longer)) for cell in cells]
+    return [replace(cell, config=merge_with_saved(cell.config, cell.folder, longer)) for cell in cells]
 
 
 def _with_threads(cells: Iterable[Cell], threads: int) -> list[Cell]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gradshare.runs.interruption import AtOnce, Interrupted
+from gradshare.runs.workers import HardStop, Interrupted
 
 Progress = Callable[[int, int], None]  # done, in all (0: unknown)
 
@@ -59,7 +59,7 @@ def stoppable(what_is_left: str | Callable[[], str]) -> Iterator[None]:
     """Ctrl-C and SIGTERM end the block with a line that says what is left, and exit code 3."""
 
     def stop(number: int, frame: Any) -> None:
-        raise AtOnce
+        raise HardStop
 
     wanted = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
     before = {number: signal.signal(number, stop) for number in wanted}

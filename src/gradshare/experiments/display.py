@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Self
 from gradshare.errors import printable
 from gradshare.experiments.grid import Cell, Follower, Progress, State, read_state, state_of
 from gradshare.runs.config import Training
+from gradshare.runs.display import epoch_text
 from gradshare.runs.divergence import saturated
-from gradshare.runs.folder import Epoch, RunFolder, Status
+from gradshare.runs.folder import RunFolder
+from gradshare.runs.records import Status
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -83,7 +85,7 @@ class View:
         for epoch, seconds in zip(state.epochs[first:], state.seconds[first:], strict=False):
             if self.live is None:
                 self.say(f"{name:<11}  epoch {epoch.epoch}/{state.wanted}  {epoch_text(epoch)}  {seconds:.1f} s")
-            found = saturated({"m": epoch.m, "lam": epoch.lam})
+            found = saturated(epoch)
             if found and name not in self.warned:
                 self.warned.add(name)
                 self.say(f"{name}: saturated after epoch {epoch.epoch}: {found[0]}")
@@ -106,20 +108,6 @@ class RunView(View):
         if not progress.now:  # an epoch is over
             self.next = 0.0
         self.update(self.sources)
-
-
-def epoch_text(epoch: Epoch) -> str:
-    """The validation of an epoch with its interval, and the mean gates."""
-    if epoch.val_accuracy is not None:
-        text = f"val {epoch.val_accuracy:.1%} ±{epoch.val_interval or 0:.1%}"
-    elif epoch.val_loss is not None:
-        text = f"val loss {epoch.val_loss:.4g}" + (f"±{epoch.val_interval:.2g}" if epoch.val_interval else "")
-    else:
-        text = "no finite val loss"
-    for symbol, gates in (("σ(m)", epoch.m), ("σ(λ)", epoch.lam)):
-        if gates:
-            text += f" {symbol} {sum(gates) / len(gates):.2f}"
-    return text + (f" skipped {epoch.skipped}" if epoch.skipped else "")
 
 
 def watch(cells: Sequence[Cell]) -> None:

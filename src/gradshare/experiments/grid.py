@@ -21,7 +21,8 @@ from gradshare.experiments.presets import EVERY_ARM, Experiment
 from gradshare.files import parse_json, read_text, record
 from gradshare.method.variants import VARIANTS, variant
 from gradshare.runs.config import RunConfig, Training
-from gradshare.runs.folder import Epoch, RunFolder, Status
+from gradshare.runs.folder import RunFolder
+from gradshare.runs.records import Epoch, Status
 
 NOTES = ".grid"
 PLAN = ".plan.json"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from itertools import product
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 
 from gradshare.errors import UserError
 from gradshare.method.variants import OWN, VARIANTS, variant
-from gradshare.runs.config import Method, RunConfig
+from gradshare.runs.config import Method, RunConfig, with_arm
 
 IMAGE = (3, 84, 84)  # channels, height, width of every experiment: "every image is resized to 84 by 84" (paper, A.1)
 
@@ -129,13 +128,8 @@ def preset(name: str | Experiment, **given: Any) -> RunConfig:
         ('cub', 5, 'shared', 0.1, 3)
     """
     options = {option: value for option, (value, _) in described(name).items()}
-    config = RunConfig(**{**options, **given})
-    return config if "arm" in given else with_arm(config, config.arm)
-
-
-def with_arm(config: RunConfig, arm: str) -> RunConfig:
-    """The configuration of an arm: the half-rate control also has another inner rate."""
-    return replace(config, arm=arm, inner_lr=config.inner_lr * variant(arm).rate)
+    arm = options.pop("arm")
+    return RunConfig(**{**options, **given}) if "arm" in given else with_arm(RunConfig(**{**options, **given}), arm)
 
 
 def select(patterns: Iterable[str], arms: Sequence[str] = ()) -> list[Experiment]:

@@ -19,12 +19,12 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, Self
 
-from gradshare.errors import TOO_LITTLE_MEMORY, UserError, out_of_memory, say_warnings_plainly
+from gradshare.errors import TOO_LITTLE_MEMORY, UserError, out_of_memory, print_warnings_as_lines
 from gradshare.experiments.grid import Cell, Follower
 from gradshare.runs.build import run
 from gradshare.runs.divergence import Diverged
-from gradshare.runs.interruption import Interrupted, become_worker, stop_requests
-from gradshare.runs.locks import Held
+from gradshare.runs.locks import FolderLocked
+from gradshare.runs.workers import Interrupted, become_worker, stop_requests
 
 Outcome = Literal["done", "failed", "refused", "stopped", "held", "diverged", "died"]
 CODES: dict[Outcome, int] = {"done": 0, "failed": 1, "refused": 2, "stopped": 3, "held": 4, "diverged": 5}
@@ -159,7 +159,7 @@ def train_cell(cell: Cell, allowed: Sequence[str] = ()) -> Outcome:
     follower = Follower(cell.config, lambda progress: cell.write("progress.json", json.dumps(asdict(progress))))
     try:
         run(cell.config, cell.folder, resume=None, display=follower, allowed=allowed)
-    except Held:  # since a moment ago: the notes are the other worker's
+    except FolderLocked:  # since a moment ago: the notes are the other worker's
         return "held"
     except (Interrupted, Diverged) as end:
         cell.remove_notes("progress.json")
@@ -246,7 +246,7 @@ def _work(cell: Cell, allowed: Sequence[str]) -> None:
     """The whole life of a worker process."""
     become_worker()
     threading.Thread(target=_stop_without_parent, daemon=True).start()
-    say_warnings_plainly()
+    print_warnings_as_lines()
     raise SystemExit(CODES[train_cell(cell, allowed)])
 
 
