@@ -203,17 +203,6 @@ def test_shares_are_even_and_whole() -> None:
         gs.Group(0, 3).share(2)
 
 
-def test_a_rule_that_mixes_tasks_in_its_own_way_is_refused() -> None:
-    class Own:
-        def rule(self) -> gs.InnerRule:
-            return gs.share_gradients()._replace(name="own", spread=None)
-
-    learner = gs.maml(several.net(), sharing=Own())
-    assert learner.over(gs.Group()).outer_loss(learner.init(), several.batch(1)).loss.isfinite()
-    with pytest.raises(gs.UserError, match="the inner rule 'own' does not say how it sums over tasks"):
-        learner.over(gs.Group(0, 2))
-
-
 def test_a_graph_is_refused(dataset: gs.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(gs.UserError, match="a CUDA graph is recorded by one process, not 2: use the engine eager"):
         gs.train(several.run_learner(), dataset, tmp_path / "run", device="cuda", engine="graph", group=gs.Group(0, 2))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gradshare as gs
-from gradshare.engine.conv4.triton import check_current
+from gradshare.engine.backends import check_current
 from gradshare.engine.cuda_graph import chosen_engine
 
 

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradshare.errors import DamageWarning, UserError, out_of_memory
+from gradshare.files import NEW, sync, tidy, write_whole, writing
+from gradshare.method.state import MetaState, check_fit
 from gradshare.runs import checkpoints
 from gradshare.runs.checkpoints import Progress
 from gradshare.runs.config import another_run, config_text, identity, read_config
-from gradshare.errors import DamageWarning, UserError, out_of_memory
 from gradshare.runs.evaluation import Evaluation
-from gradshare.files import NEW, sync, tidy, write_whole, writing
 from gradshare.runs.finished import damage
-from gradshare.method.state import MetaState, check_fit
 
 STATE = ("params", "learned", "memory")  # how the names of a state's tensors begin
 ENSEMBLE = 5  # best epochs kept, and their number in the ensemble
