@@ -290,9 +290,9 @@ def plan(queue: Queue, given: argparse.Namespace) -> tuple[list[Cell], set[str]]
     runs: Path = given.runs
     waiting = [cell for cell in queue.to_train() if not queue.complete(cell, runs)]
     data = {name: lacking(queue, name, given.archives) for name in {queue.config(cell).dataset for cell in waiting}}
-    for name, files in data.items():
-        if files:
-            print(f"no {name} on this machine, so none of its cells: {', '.join(files)} was not carried", flush=True)
+    for name, reasons in data.items():
+        if reasons:
+            print(f"the cells of {name} wait for their data: {'; '.join(reasons)}", flush=True)
     waiting = [cell for cell in waiting if not data[queue.config(cell).dataset]]
     left = {cell: queue.due(cell, runs) - len(accuracies_in(runs / cell.label)) for cell in waiting}
     begun = {cell.label for cell in waiting if (runs / cell.label / "config.json").exists()}
@@ -300,10 +300,16 @@ def plan(queue: Queue, given: argparse.Namespace) -> tuple[list[Cell], set[str]]
 
 
 def lacking(queue: Queue, name: str, archives: Path) -> list[str]:
-    """The archives of a data set of which nothing is there."""
+    """Why a data set can neither be read nor imported here."""
     if name not in queue.data or (Path(os.environ["GRADSHARE_DATA"]) / name).exists():
         return []
-    return [file for file in queue.data[name]["archives"] if not list(archives.glob(f"{file}*"))]
+    reasons = []
+    for file, digest in queue.data[name]["archives"].items():
+        try:
+            archive(archives, file, digest)
+        except FileNotFoundError as error:
+            reasons.append(str(error))
+    return reasons
 
 
 def start_worker(given: argparse.Namespace, cell: Cell) -> subprocess.Popen[bytes]:
