@@ -17,8 +17,8 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from gradshare.engine.conv4 import folded
-from gradshare.engine.conv4.stem import Images
+from gradshare.engine.conv4.cpu import network as folded
+from gradshare.engine.conv4.cpu.first_block import Images
 from gradshare.engine.networks import Conv4
 from gradshare.engine.recurrent import RECURRENT, weights_kept
 from gradshare.engine.replacements import REPLACED, dropout_message

@@ -20,12 +20,11 @@ def check_current(device: torch.device) -> None:
 
 def lacking(module: nn.Module, adapted: tuple[str, ...]) -> str | None:
     """Why the kernels cannot run this module with these weights adapted; None where they can."""
-    from gradshare.engine.conv4.folded import is_plain
-    from gradshare.engine.networks import Conv4
+    from gradshare.engine.networks import Conv4, is_plain_conv4
 
     if type(module) is not Conv4:
         return f"they know gs.Conv4, not {type(module).__name__}"
-    if not is_plain(module):
+    if not is_plain_conv4(module):
         return "they know gs.Conv4 as it is, without hooks or changed layers"
     if any(weight.dtype.itemsize != 4 for weight in module.parameters()):
         return "they keep weights in float32"
