@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from gradshare.engine.conv4.folded import CpuConv4, is_plain
-from gradshare.engine.networks import Conv4
+from gradshare.engine.conv4.cpu.network import CpuConv4
+from gradshare.engine.networks import Conv4, is_plain_conv4
 from gradshare.errors import UserError
 from gradshare.method.network import Network
 
@@ -43,7 +43,7 @@ def lacking(module: nn.Module, adapted: tuple[str, ...]) -> str | None:
     """Why the kernels cannot run this module with these weights adapted; None where they can."""
     if type(module) is not Conv4:
         return f"they know gs.Conv4, not {type(module).__name__}"
-    if not is_plain(module):
+    if not is_plain_conv4(module):
         return "they know gs.Conv4 as it is, without hooks or changed layers"
     if any(weight.dtype.itemsize != 4 for weight in module.parameters()):
         return "they keep weights in float32"
