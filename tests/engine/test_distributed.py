@@ -26,7 +26,7 @@ import gradshare as gs
 from gradshare.runs import checkpoints
 from gradshare.runs.interruption import Interrupted
 
-SUPPORT = Path(__file__).parents[1] / "support"
+ROOT = Path(__file__).parents[2]
 
 
 def together(size: int, words: list[str], **pipes: Any) -> list[subprocess.Popen[str]]:
@@ -34,7 +34,14 @@ def together(size: int, words: list[str], **pipes: Any) -> list[subprocess.Popen
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    common = {
+        "PYTHONPATH": paths,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(size),
+        "OMP_NUM_THREADS": "1",
+    }
     return [
         subprocess.Popen(
             [sys.executable, *words],
@@ -97,7 +104,7 @@ def one(blobs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
 @pytest.fixture(scope="module", params=[2, 3])
 def both(one: tuple[Path, dict[str, Any]], request: pytest.FixtureRequest) -> Both:
     folder, found = one
-    for code, _, errors in ended(together(request.param, [str(SUPPORT / "several.py"), str(folder)])):
+    for code, _, errors in ended(together(request.param, ["-m", "tests.support.several", str(folder)])):
         assert code == 0, errors
     each = [torch.load(folder / f"found-{request.param}-{rank}.pt") for rank in range(request.param)]
     return Both(found, each, folder, request.param)

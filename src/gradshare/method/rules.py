@@ -157,8 +157,8 @@ class Chain(Rule):
 
 
 def chain(*rules: Rule) -> Chain:
-    """Apply rules one after the other."""
-    return Chain(rules)
+    """Apply rules one after the other; the links of a chain among them become links of this one."""
+    return Chain(tuple(link for rule in rules for link in (rule.links if isinstance(rule, Chain) else (rule,))))
 
 
 def stack_memory(memory: Tree, rows: list[Tree]) -> Tree:
