@@ -32,7 +32,7 @@ def backend(module: nn.Module, adapted: tuple[str, ...], any_layout: bool, preci
 
 
 def check_current(device: torch.device) -> None:
-    """Refuse a GPU that is not the process's current one: graphs and kernels would run on another than its tensors'."""
+    """Raise an error unless this GPU is the process's current one, where CUDA graphs and kernels run."""
     if device.type != "cuda" or device.index is None or not torch.cuda.is_available():
         return
     if device.index != torch.cuda.current_device():

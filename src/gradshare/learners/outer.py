@@ -88,9 +88,9 @@ def _take(state: MetaState, adam: torch.optim.Adam, outcome: Outcome) -> None:
             adam.step()
             state.memory = outcome.memory
         return
-    # On a GPU nobody waits for the answer: Adam's kernel and the memory heed it there, in a recorded step too.
+    # On a GPU the CPU does not wait for the answer: Adam's kernel and torch.where use it there, also in a CUDA graph.
     taken = outcome.taken
-    vars(adam)["found_inf"] = (~taken).float()  # where torch.amp.GradScaler leaves word for it
+    vars(adam)["found_inf"] = (~taken).float()  # as torch.amp.GradScaler does it
     adam.step()
     del vars(adam)["found_inf"]
     kept, new = flatten(state.memory, "memory"), flatten(outcome.memory, "memory")
