@@ -77,9 +77,8 @@ def check_fit(
     for name in sorted(wanted.keys() | found.keys()):
         here, there = wanted.get(name), found.get(name)
         if here is None or there is None or here.shape != there.shape or (types and here.dtype != there.dtype):
-            raise UserError(
-                f"{what} does not fit the learner: {name} is {_described(there)}, and the learner has {_described(here)}"
-            )
+            found_here = f"{name} is {_described(there)}, and the learner has {_described(here)}"
+            raise UserError(f"{what} does not fit the learner: {found_here}")
 
 
 def _described(tensor: Tensor | None) -> str:
