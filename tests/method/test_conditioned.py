@@ -11,10 +11,11 @@ import torch
 from tests.cli.test_cli import SMALL, gradshare
 from tests.method.test_identities import every_algorithm, gradients, net, randomised, tasks
 from tests.runs.test_training import TINY, StopAt, same_run
+from tests.support.steps import alone, together
 from torch import Tensor
 
 import gradshare as gs
-from gradshare.method.conditioned import agreement
+from gradshare.method.sharing import agreement
 from gradshare.runs import checkpoints
 from gradshare.runs.build import build_learner
 from gradshare.runs.interruption import Interrupted
@@ -85,13 +86,13 @@ def test_one_step_by_hand() -> None:
     given = {"a": float64(3, 0).view(2, 1), "b": float64(0, 4).view(2, 1)}
     gates = torch.sigmoid(float64(0.5 + 0.1 * 10 * 0.6, 0.5 + 0.1 * 10 * 0.8))
     mean = (float64(3, 4) / 5 + float64(0.6, 0.8)) / 2  # both are (0.6, 0.8)
-    direction, note = rule.together(given, learned, memory, 0)
+    direction, note = together(rule, given, learned, memory, 0)
     torch.testing.assert_close(torch.cat([note["a"], note["b"]]), mean)
     torch.testing.assert_close(direction["a"].flatten(), gates * mean[0] + (1 - gates) * float64(3, 0))
     torch.testing.assert_close(direction["b"].flatten(), gates * mean[1] + (1 - gates) * float64(0, 4))
-    alone, _ = rule.alone({name: value[1:] for name, value in given.items()}, learned, memory, 0)
-    assert alone["a"].item() == pytest.approx(gates[1].item() * 0.6)
-    assert alone["b"].item() == pytest.approx(gates[1].item() * 0.8 + (1 - gates[1].item()) * 4)
+    at_test = alone(rule, {name: value[1:] for name, value in given.items()}, learned, memory)
+    assert at_test["a"].item() == pytest.approx(gates[1].item() * 0.6)
+    assert at_test["b"].item() == pytest.approx(gates[1].item() * 0.8 + (1 - gates[1].item()) * 4)
 
 
 def test_one_task_does_not_agree_with_itself() -> None:
@@ -100,8 +101,8 @@ def test_one_task_does_not_agree_with_itself() -> None:
     learned, memory = rule.init({"w": float64(0, 0)}, 1)
     learned["agreement"] += 5.0
     memory = {"ghat": {"w": float64(0, 1).view(1, 2)}, "seen": torch.tensor(True)}
-    direction, _ = rule.together({"w": float64(2, 0).view(1, 2)}, learned, memory, 0)
-    plain, _ = gs.share_gradients().together({"w": float64(2, 0).view(1, 2)}, learned, memory, 0)
+    direction, _ = together(rule, {"w": float64(2, 0).view(1, 2)}, learned, memory, 0)
+    plain, _ = together(gs.share_gradients(), {"w": float64(2, 0).view(1, 2)}, learned, memory, 0)
     assert torch.equal(direction["w"], plain["w"])
 
 
@@ -113,10 +114,10 @@ def test_it_can_keep_what_disagrees_to_itself(norm: Any) -> None:
     learned["agreement"] += 200.0
     memory = {"ghat": {"w": float64(1, 0).view(1, 2)}, "seen": torch.tensor(True)}
     against_and_along = {"w": torch.stack([float64(-3, 1), float64(5, 1)])}
-    direction, note = rule.together(against_and_along, learned, memory, 0)
+    direction, note = together(rule, against_and_along, learned, memory, 0)
     torch.testing.assert_close(direction["w"], torch.stack([float64(-3, 1), note["w"]]))
-    alone, _ = rule.alone(against_and_along, learned, memory, 0)
-    torch.testing.assert_close(alone["w"], torch.stack([float64(-3, 1), float64(1, 0)]))
+    at_test = alone(rule, against_and_along, learned, memory)
+    torch.testing.assert_close(at_test["w"], torch.stack([float64(-3, 1), float64(1, 0)]))
 
 
 @every_algorithm
@@ -175,8 +176,8 @@ def test_a_task_that_diverges_does_so_alone(norm: Any) -> None:
     given = torch.randn(3, 4, generator=draw)
     given[1, 2] = torch.nan
     given[1, 3] = torch.inf
-    direction, note = rule.together({"w": given}, learned, memory, 0)
-    plain = gs.share_gradients(norm).together({"w": given}, learned, memory, 0)[1]
+    direction, note = together(rule, {"w": given}, learned, memory, 0)
+    plain = together(gs.share_gradients(norm), {"w": given}, learned, memory, 0)[1]
     assert note["w"].isfinite().all() and torch.equal(note["w"], plain["w"]) and direction["w"][::2].isfinite().all()
     assert not direction["w"][1, 2:].isfinite().any()
 

@@ -12,16 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
-from gradshare.engine import vmapped as tasked
-from gradshare.engine.conv4 import triton as kernels
+from gradshare.engine import backends, vmapped
+from gradshare.engine.backends import Precision
 from gradshare.engine.processes import ALONE, Group
 from gradshare.errors import MOST_SEED, UserError, check_whole
 from gradshare.method.adapt import adapt
 from gradshare.method.episodes import Episodes, check_examples
-from gradshare.method.rules import InnerRule, Tree, Weights, spread_over
+from gradshare.method.network import Network
+from gradshare.method.rules import Rule, Tree, Weights, sum_of_tasks
 from gradshare.method.state import MetaState, check_fit
 
-Precision = Literal["float32", "tf32", "bf16"]
 Loss = Literal["cross_entropy", "mse"] | Callable[[Tensor, Tensor], Tensor]
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cross_entropy": F.cross_entropy, "mse": F.mse_loss}
 
@@ -56,8 +56,8 @@ class Learner:
         torch.Size([3, 75, 5])
     """
 
-    module: nn.Module  # prepared by `tasked.prepare`
-    rule: InnerRule
+    module: nn.Module  # prepared by `vmapped.prepare`
+    rule: Rule
     steps: int
     loss: Loss
     adapted: tuple[str, ...]  # names of the weights that the inner loop moves
@@ -82,9 +82,9 @@ class Learner:
                 GPU kernels, with weights, sums and statistics in float32 and the products of convolutions in TF32, or
                 activations in bfloat16. What the kernels do not know is refused, with the reason.
         """
-        moved = replace(self, module=tasked.prepare(self.module).to(device), precision=precision)
+        moved = replace(self, module=vmapped.prepare(self.module).to(device), precision=precision)
         if precision != "float32":
-            reason = kernels.lacking(moved.module, moved.adapted)
+            reason = backends.lacking(moved.module, moved.adapted)
             if reason is not None:
                 raise UserError(f"precision {precision} needs the GPU kernels: {reason}; use precision float32")
         return moved
@@ -96,16 +96,13 @@ class Learner:
         summand of the outer loss, `losses` and `accuracy` are those of its own tasks, and the memory is that of all.
         `meta_step` adds up losses and gradients.
         """
-        if group.size > 1:
-            spread_over(self.rule, group.sum_tasks)  # refuses a rule that cannot be, here rather than in the first step
         return replace(self, group=group)
 
     @cached_property
-    def network(self) -> tasked.Network:
-        """How the module is run: by our kernels, or in general."""
-        if self.precision == "float32":
-            return tasked.Named(self.module, self.adapted)
-        return kernels.conv4(self.module, self.adapted, self.rule.by_element, self.precision)
+    def network(self) -> Network:
+        """How the module is run."""
+        any_layout = getattr(self.rule, "any_layout", False)
+        return backends.backend(self.module, self.adapted, any_layout, self.precision)
 
     def init(self, seed: int | None = None) -> MetaState:
         """The state before training.
@@ -117,8 +114,8 @@ class Learner:
         module = self.module
         if seed is not None:
             check_whole("seed", seed, 0, MOST_SEED)
-        if seed is not None and tasked.initialises(module):
-            module = tasked.prepare(module).cpu()  # the same weights whatever the device
+        if seed is not None and vmapped.initialises(module):
+            module = vmapped.prepare(module).cpu()  # the same weights whatever the device
             cast(Any, module).initialise(torch.Generator().manual_seed(seed))
             module.to(next(self.module.parameters()).device)
         weights = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
@@ -138,7 +135,7 @@ class Learner:
         self._check(state)
         shared, batch = self._shared_of_steps(state), episodes.tasks
         episodes = episodes if self.group.size == 1 else episodes[self.group.share(batch)]
-        trajectory, notes, memory = self._adapt(state, shared, episodes.support_x, episodes.support_y, training=True)
+        trajectory, memory = self._adapt(state, shared, episodes.support_x, episodes.support_y, training=True)
         query_x = self.network.inputs(episodes.query_x)
         weights = self.step_weights or (0.0,) * (self.steps - 1) + (1.0,)
         total: Tensor | float = 0.0
@@ -148,8 +145,7 @@ class Learner:
                 losses = self.losses(logits, episodes.query_y)
                 total = total + weight * (episodes.tasks / batch) * losses.mean()
         assert isinstance(total, Tensor)
-        memory = self.network.tree_by_name(self.rule.remember(memory, notes))
-        return Outcome(total, losses.detach(), accuracy(logits, episodes.query_y), memory)
+        return Outcome(total, losses.detach(), accuracy(logits, episodes.query_y), self.network.unpack(memory))
 
     def adapt(self, state: MetaState, support_x: Tensor, support_y: Tensor) -> dict[str, Tensor]:
         """Adapt to new tasks, each for itself; return all weights that `predict` needs, `{name: [tasks, *shape]}`.
@@ -162,11 +158,11 @@ class Learner:
         check_examples(support_x, support_y, "support")
         self._check(state)
         in_form = self._shared_of_steps(state)
-        trajectory, _, _ = self._adapt(state, in_form, support_x, support_y, training=False)
+        trajectory, _ = self._adapt(state, in_form, support_x, support_y, training=False)
         shared = self._shared(state, self.steps - 1)
         if not torch.is_grad_enabled():  # a view of a leaf asks for gradients even here
             shared = {name: weight.detach() for name, weight in shared.items()}
-        adapted = self.network.names(trajectory[-1])
+        adapted = self.network.by_name(trajectory[-1])
         return {**{name: w.expand(len(support_x), *w.shape) for name, w in shared.items()}, **adapted}
 
     def predict(self, fast: Weights, query_x: Tensor) -> Tensor:  # [tasks, n, ways]
@@ -187,26 +183,25 @@ class Learner:
 
     def _adapt(
         self, state: MetaState, shared: list[Weights], x: Tensor, y: Tensor, training: bool
-    ) -> tuple[list[Weights], list[Any], Tree]:
-        """Fast weights and notes of each step, and the memory before them, in the network's form."""
-        network = self.network
-        inputs, memory = network.inputs(x), network.tree(state.memory)
-        rule = self.rule if self.group.size == 1 else spread_over(self.rule, self.group.sum_tasks)
+    ) -> tuple[list[Weights], Tree]:
+        """Fast weights of each step, and the memory after them, in the network's layout."""
+        network, alone = self.network, self.group.size == 1
+        inputs = network.inputs(x)
+        total = (sum_of_tasks if alone else self.group.sum_tasks) if training else None
 
-        def support_losses(fast: Weights, step: int) -> Tensor:
-            return self.losses(network.forward(fast, shared[step], inputs, inner=True), y)
+        def support_losses(fast: Weights, k: int) -> Tensor:
+            return self.losses(network.forward(fast, shared[k], inputs, inner=True), y)
 
-        trajectory, notes = adapt(
+        return adapt(
             network.start(state.params),
             support_losses,
-            network.update(rule, training),
-            network.tree(state.learned),
-            memory,
+            network.rule(self.rule, one_process=alone),
+            network.pack(state.learned),
+            network.pack(state.memory),
             tasks=len(x),
             steps=self.steps,
-            second_order=self.rule.second_order,
+            total=total,
         )
-        return trajectory, notes, memory
 
     @cached_property
     def _tensors(self) -> dict[str, Tensor]:
@@ -232,14 +227,16 @@ class Learner:
         if self.loss == "cross_entropy" and not targets.is_floating_point():
             targets = targets.long()
             if self.precision != "float32":
-                return kernels.cross_entropy(logits, targets)
+                return backends.cross_entropy(logits, targets)
         loss = LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
         if isinstance(self.loss, str):
             targets = _fitting(logits, targets, self.loss)
         try:
             losses = vmap(loss)(logits, targets)
         except (RuntimeError, IndexError, ValueError) as error:
-            raise tasked.explained(error, "loss") if callable(self.loss) else _labels(logits, targets, error) from error
+            raise (
+                vmapped.explained(error, "loss") if callable(self.loss) else _labels(logits, targets, error)
+            ) from error
         if losses.shape != (len(logits),):
             raise UserError(f"the loss of one task must be a single number, not of shape {list(losses.shape[1:])}")
         return losses
