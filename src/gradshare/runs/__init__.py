@@ -1,0 +1,1 @@
+"""Runs: options, folders, training, checkpoints, evaluation, models to pass on."""
