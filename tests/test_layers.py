@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"method", "engine", "learners", "data", "runs", "experiments", "reports", "bench", "cli"}
-MODULES = {"__init__.py", "__main__.py", "errors.py", "files.py", "testing.py", "py.typed"}
+MODULES = {"__init__.py", "__main__.py", "errors.py", "files.py", "py.typed"}
 
 METHOD_ALONE = """
 import sys
