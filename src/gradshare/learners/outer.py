@@ -42,9 +42,9 @@ def meta_step(
 ) -> Outcome:
     """One step of the outer loop: equation 5, with Adam instead of plain gradient descent.
 
-    Changes the state in place: params, learned values and memory. If the outer loss or a gradient is not finite, nothing
-    changes, and `outcome.fault` says why: 1 is the loss, 2 and above are the tensors of `state.trainable()` in order.
-    All tensors of the outcome are detached.
+    Changes the state in place: params, learned values and memory. If the outer loss or a gradient is not finite,
+    nothing changes, and `outcome.fault` says why: 1 is the loss, 2 and above are the tensors of `state.trainable()` in
+    order. All tensors of the outcome are detached.
 
     Args:
         clamp: limit of each element of the gradient with respect to the network's own weights, as in the MAML++ code;
