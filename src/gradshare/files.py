@@ -22,9 +22,9 @@ from gradshare.errors import UserError, shown
 NEW = ".new"  # how the name of a file or folder ends while it is being written; it begins with a dot
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file so that a reader, or a crash, finds the old content or the new; on the disk when it returns."""
-    content = text.encode()
+def write_whole(path: Path, text: str | bytes) -> None:
+    """Write a file so that a reader, or a crash, finds the old content or the new; on the disk when it returns."""
+    content = text.encode() if isinstance(text, str) else text
     with suppress(OSError, UserError):
         if read_bytes(path) == content:
             return

@@ -36,6 +36,7 @@ from gradshare.runs.workers import one_of_several, side_by_side
 
 if TYPE_CHECKING:
     from gradshare.engine.processes import Group
+    from gradshare.reports import Comparison
 
 app = App(
     name="gradshare",
@@ -265,15 +266,12 @@ def _print_summary(folder: Path, summary: dict[str, Any]) -> None:
             print(f"test, {name}: {_score(part['accuracy'], part['interval'], part['loss'])}")
 
 
-def _show_report(comparison: dict[str, Any], folder: Path) -> None:
+def _show_report(comparison: Comparison, folder: Path) -> None:
     from rich.console import Console
 
     from gradshare import reports
 
-    console, reached = Console(), reports.rich_thresholds(comparison)
-    console.print(reports.rich_table(comparison))
-    if reached is not None:
-        console.print("", reached)
+    Console().print(reports.rich_table(comparison))
     print(f"report: {folder / 'report.html'}")
 
 
