@@ -20,16 +20,15 @@ _HOME = {
     "engine.processes": ["Group"],
     "method.episodes": ["Episodes", "Shape", "TaskSource"],
     "errors": ["UserError"],
-    "runs.evaluation": ["Evaluation", "evaluate"],
+    "runs.evaluate": ["Evaluation", "evaluate"],
     "method.rules": ["InnerRule", "chain", "rate_per_element", "rate_per_tensor_and_step", "scale", "stop_gradient"],
     "learners.learner": ["Learner", "Outcome"],
     "learners.outer": ["meta_step", "optimiser"],
-    "runs.pretrained": ["from_pretrained", "save_pretrained"],
-    "runs.saved": ["load_run"],
+    "runs.export": ["from_pretrained", "load_run", "save_pretrained"],
     "method.sharing": ["GradientSharing", "share_gradients"],
     "method.state": ["MetaState"],
     "runs.torchrun": ["processes"],
-    "runs.training": ["train"],
+    "runs.train": ["train"],
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 __all__ = sorted(_MODULE)
@@ -56,11 +55,10 @@ if TYPE_CHECKING:
     from gradshare.method.sharing import GradientSharing, share_gradients
     from gradshare.method.state import MetaState
     from gradshare.runs.config import RunConfig, Training
-    from gradshare.runs.evaluation import Evaluation, evaluate
-    from gradshare.runs.pretrained import from_pretrained, save_pretrained
-    from gradshare.runs.saved import load_run
+    from gradshare.runs.evaluate import Evaluation, evaluate
+    from gradshare.runs.export import from_pretrained, load_run, save_pretrained
     from gradshare.runs.torchrun import processes
-    from gradshare.runs.training import train
+    from gradshare.runs.train import train
 
 
 def __getattr__(name: str) -> Any:

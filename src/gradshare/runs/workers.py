@@ -1,26 +1,67 @@
-"""Processes that train side by side. Each saves when it is asked to stop, and its exit code says how it ended."""
+"""Processes that train side by side, and requests to stop, Ctrl-C and SIGTERM: a run is saved first."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from typing import Any, Self
-
-from gradshare.runs.interruption import become_worker
 
 DONE, FAILED, STOPPED = 0, 1, 3  # exit codes; any other, or a signal's number below 0: the process died
 
 
-def one_of_several() -> bool:
-    """Whether this process works with others on one run, as torchrun, or whatever started it, tells it."""
-    return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+class Interrupted(Exception):  # nothing went wrong
+    """A run was asked to stop, and did, with everything saved."""
+
+    def __init__(self, folder: Path, where: str) -> None:
+        super().__init__(f"stopped {where}; all is saved in {folder}")
+
+
+class HardStop(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM when there is nothing to save first, or for the second time.
+
+    Not KeyboardInterrupt itself: Python exits as if killed, whatever exit code was meant, if that one passes through an
+    `exec`, as many imports have.
+    """
+
+
+_is_worker = False
+
+
+@contextmanager
+def stop_requests(patient: bool = False) -> Iterator[Callable[[], bool]]:
+    """Within the block, the first Ctrl-C or SIGTERM is a request to stop; a second one raises `HardStop`.
+
+    Args:
+        patient: treat a second one like the first: torchrun passes on what the terminal has sent already.
+    """
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+        yield asked.is_set
+        return
+
+    def handle(number: int, frame: object) -> None:
+        if asked.is_set() and not (patient or _is_worker):
+            raise HardStop
+        asked.set()
+
+    wanted = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handle) for number in wanted}
+    try:
+        yield asked.is_set
+    finally:
+        answered = (patient or _is_worker) and asked.is_set()  # the same request must not kill it while it exits
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_IGN if answered else handler)
 
 
 class Processes:
-    """The processes at work, by name; those still there when the block ends are killed."""
+    """The processes at work, by name; those that are left when the block ends are killed."""
 
     def __init__(self) -> None:
         self.context = multiprocessing.get_context("spawn")
@@ -36,7 +77,7 @@ class Processes:
             process.join()
 
     def start(self, name: str, target: Callable[..., object], *arguments: Any) -> None:
-        """Start a process; it does not hear Ctrl-C.
+        """Start a process that ignores Ctrl-C.
 
         A Ctrl-C reaches every process of the terminal; the parent alone answers it, by asking its children to stop.
         """
@@ -49,7 +90,7 @@ class Processes:
         self.running[name] = process
 
     def ask_to_stop(self) -> None:
-        """Have every process save and end; each is asked once."""
+        """Ask every process to save and exit; each is asked once."""
         for name, process in self.running.items():
             if process.is_alive() and name not in self._asked:
                 assert process.pid is not None
@@ -65,21 +106,21 @@ class Processes:
         return {name: -1 if code is None else code for name, code in codes.items()}
 
 
+def become_worker() -> None:
+    """From now on this process treats a second request to stop like the first.
+
+    A scheduler, or `timeout`, sends SIGTERM to all processes of a job, and then the parent asks its workers to stop:
+    both are the same request. A second Ctrl-C stops the parent, which kills its workers.
+    """
+    global _is_worker
+    _is_worker = True
+
+
 def _work(target: Callable[..., object], *arguments: Any) -> None:
     become_worker()
     target(*arguments)
 
 
-def own_cores() -> int:
-    """Cores that this process may use: a scheduler often gives it fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def side_by_side(jobs: int, count: int, device: str) -> tuple[int, int]:
-    """How many of `count` trainings to run at a time, and the threads of each; `jobs` is the wish, 0 for none.
-
-    On a CPU two trainings side by side, a core each, beat one on all cores; a GPU is best used by one.
-    """
-    cores = own_cores()
-    jobs = min(jobs or (cores if device == "cpu" else 1), count)
-    return jobs, max(1, cores // jobs)
+def one_of_several() -> bool:
+    """Whether torchrun, or whatever started this process, says that it works with others on one run."""
+    return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"

@@ -1,4 +1,4 @@
-"""Evaluation: adapt to unseen tasks, each for itself, and judge the predictions."""
+"""Evaluation: adapt to unseen tasks, each by itself, and score the predictions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Evaluation:
     """Loss and accuracy of every task."""
 
     losses: Tensor  # [tasks]
-    accuracies: Tensor | None  # [tasks]; None where targets are not classes
+    accuracies: Tensor | None  # [tasks]; None if the targets are not classes
 
     @property
     def diverged(self) -> int:
@@ -33,7 +33,7 @@ class Evaluation:
 
     @property
     def loss(self) -> float | None:
-        """The mean over the tasks that did not diverge; None where all did."""
+        """The mean over the tasks that did not diverge; None if all did."""
         return finite_mean(self.losses)
 
     @property
@@ -42,9 +42,9 @@ class Evaluation:
 
     @property
     def interval(self) -> float | None:
-        """Half the width of the 95 % interval over tasks, of the accuracy, or of the loss where there is none.
+        """Half the width of the 95 % interval over tasks: of the accuracy, or of the loss if there is no accuracy.
 
-        None where there are not two tasks to tell.
+        None for fewer than two tasks.
         """
         scores = _finite(self.losses) if self.accuracies is None else self.accuracies
         return 1.96 * scores.std().item() / math.sqrt(len(scores)) if len(scores) > 1 else None
@@ -64,14 +64,16 @@ def evaluate(
     group: Group = ALONE,
     predict: Predict | None = None,
 ) -> Evaluation:
-    """Judge a state, or an ensemble of states by the mean of their logits, on tasks of a split.
+    """Evaluate a state on tasks of a split; or several states, by the mean of their logits.
 
     The states are not changed. The tasks depend on `seed`, `split` and `batch` alone.
 
     Args:
-        between: called with the number of tasks done after each batch; of several processes, after each one's batch.
-        group: processes that share the batches; each gets the results of all, the same as one process alone would.
-        predict: in place of `learner.logits`: a `GraphedPrediction` of the learner does the same in less time.
+        shape: ways, shots and queries of a task.
+        batch: tasks evaluated at a time.
+        between: called after each batch with the number of tasks done so far.
+        group: processes that share the batches; each of them gets the results of all, as one process alone would.
+        predict: used instead of `learner.logits`; a `GraphedPrediction` does the same in less time.
     """
     check_learner_and_source(learner, dataset)
     ensemble, shape = all_states(states), whole_shape(shape)
@@ -91,13 +93,13 @@ def evaluate(
             parts[number] = Evaluation(learner.losses(logits, episodes.query_y), accuracy(logits, episodes.query_y))
         between(min(tasks, (first + group.size) * batch))
     if device.type == "cuda":
-        torch.cuda.synchronize(device)  # whoever times this times all of it
+        torch.cuda.synchronize(device)  # so that a timing of this call covers all of it
     found = {number: part for own in group.gather(parts) for number, part in own.items()}
-    return _joined([found[number] for number in sorted(found)], device)
+    return _join([found[number] for number in sorted(found)], device)
 
 
 def finite_mean(values: Tensor) -> float | None:
-    """The mean of those that are finite; None where none is."""
+    """The mean of the finite values; None if there are none."""
     finite = _finite(values)
     return finite.mean().item() if len(finite) else None
 
@@ -106,7 +108,7 @@ def _finite(values: Tensor) -> Tensor:
     return values[values.isfinite()].double()  # in float32 the sum of large losses overflows
 
 
-def _joined(parts: list[Evaluation], device: torch.device) -> Evaluation:
+def _join(parts: list[Evaluation], device: torch.device) -> Evaluation:
     losses = [part.losses.to(device) for part in parts]
     accuracies = [part.accuracies.to(device) for part in parts if part.accuracies is not None]
     return Evaluation(torch.cat(losses), torch.cat(accuracies) if accuracies else None)
