@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 import torch
 
-from gradshare.engine.conv4 import triton as kernels
+from gradshare.engine import backends as kernels
 from gradshare.errors import UserError, short_repr
 
 Engine = Literal["auto", "eager", "graph"]

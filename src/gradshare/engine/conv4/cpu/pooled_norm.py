@@ -1,19 +1,20 @@
-"""Batch norm on the statistics of the batch, 2x2 max pooling and leaky ReLU as one function, twice differentiable.
+"""Batch norm with the statistics of the batch, 2x2 max pooling and leaky ReLU as one function, twice differentiable.
 
-With a positive gain the largest element of a window is the same before and after batch norm. So pooling comes first,
-and everything after it, and the gradient until it comes back there, is a quarter of the work. In the terms of
-normalisation.py, with a the gradient by the output taken back through the activation (one element for every window,
-zero elsewhere), the derivative maps g to (z', w', b') = (w P(a), sum(a y), sum(a)). The derivative of that, applied to
-(v, vw, vb), is
+With a positive gain the largest element of a window is the same before and after batch norm. So we pool first, and all
+later work, forward and backward, is done on a quarter of the elements.
 
-    towards g:  w P(v) + vw y + vb                        at the pooled elements, through the activation
-    towards w:  R = sum(a P(v))                           a sum over the pooled elements
-    towards z:  -y w R / (N s) - P(v) w mean(a y) / s + P(a) (vw - w mean(v y) / s)
+The symbols are those of `engine/operations.py`. Let a be the gradient with respect to the output, taken back through
+the activation: one element for each window, zero elsewhere. The first derivative maps g to
+(z', w', b') = (w P(a), sum(a y), sum(a)). The derivative of that map, applied to (v, vw, vb), is
 
-Written out, both z' and the last line are a sum of a, y, v and a constant, each times a number for the channel.
+    with respect to g:  w P(v) + vw y + vb                at the pooled elements, through the activation
+    with respect to w:  R = sum(a P(v))                   a sum over the pooled elements
+    with respect to z:  -y w R / (N s) - P(v) w mean(a y) / s + P(a) (vw - w mean(v y) / s)
 
-Images are [n, H, W, C] here. Passes over large ones go a few at a time, so that what one operation writes the next
-finds in the cache.
+Written out, both z' and the last line are a sum of a, y, v and a constant, each times a coefficient for the channel.
+
+Images are [n, H, W, C] here. Large tensors are processed a few images at a time, so that an operation finds its input
+in the cache.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gradshare.engine.pooling import WINDOW
+from gradshare.engine.operations import WINDOW
 
 aten = torch.ops.aten
-AT_A_TIME = 2**20  # elements
+AT_A_TIME = 2**20  # elements that are processed at a time
 
 
 def pooled_norm(
@@ -38,8 +39,8 @@ def pooled_norm(
     eps: float,
     slope: float,
 ) -> Tensor:  # [n, C, H/2, W/2], channels last
-    """leaky_relu(max_pool2d(batch_norm(z), 2))."""
-    # Not inside the function: what it saves for its derivatives must be its input, and not a copy without a history.
+    """Compute leaky_relu(max_pool2d(batch_norm(z), 2))."""
+    # Made contiguous here: inside the autograd function it would save a copy that is not part of the graph.
     z = channels_last(z).contiguous()
     return channels_second(_PooledNorm.apply(z, gain, bias, eps, slope))
 
@@ -53,37 +54,33 @@ def channels_second(x: Tensor) -> Tensor:
 
 
 def slices(shape: tuple[int, ...]) -> Iterator[slice]:
-    """A few images at a time."""
+    """Divide the images into slices of about AT_A_TIME elements."""
     n, height, width, channels = shape
     each = max(1, AT_A_TIME // (height * width * channels))
     return (slice(first, first + each) for first in range(0, n, each))
 
 
-def joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def room(shape: tuple[int, ...], like: Tensor) -> tuple[Tensor, Tensor]:
-    """What `pool` writes to for images of this shape: values and places, [n, H/2, W/2, C] both."""
+def pooled_buffers(shape: tuple[int, ...], like: Tensor) -> tuple[Tensor, Tensor]:
+    """Allocate what `pool` writes for images of this shape: values and places, both [n, H/2, W/2, C]."""
     n, height, width, channels = shape
     top = like.new_empty(n, height // 2, width // 2, channels)
     return top, torch.empty_like(top, dtype=torch.long)
 
 
 def pool(z: Tensor, top: Tensor, places: Tensor) -> None:
-    """Find the largest element of each window, and its place in its image."""
+    """Write the largest element of each window, and its place in its image."""
     aten.max_pool2d_with_indices.out(
         channels_second(z), *WINDOW, out=channels_second(top), indices=channels_second(places)
     )
 
 
 def take(z: Tensor, places: Tensor) -> Tensor:
-    """The elements in these places."""
+    """Read the elements at these places."""
     return z.flatten(1, 2).gather(1, places.flatten(1, 2)).view_as(places)
 
 
 def put(a: Tensor, places: Tensor, like: Tensor) -> Tensor:
-    """The reverse: zeros but for a in its places, of the shape of `like`."""
+    """The reverse of `take`: a at these places and zero elsewhere, in the shape of `like`."""
     return channels_last(
         aten.max_pool2d_with_indices_backward(
             channels_second(a), channels_second(like), *WINDOW, channels_second(places)
@@ -91,16 +88,16 @@ def put(a: Tensor, places: Tensor, like: Tensor) -> Tensor:
     )
 
 
-class Normal(NamedTuple):
-    """What batch norm gives at the pooled elements."""
+class Normalised(NamedTuple):
+    """Results of batch norm at the pooled elements."""
 
     y: Tensor  # normalised, [n, H/2, W/2, C]
-    out: Tensor  # the same with gain, bias and activation
+    out: Tensor  # y with gain, bias and activation, [n, H/2, W/2, C]
     inverse: Tensor  # 1 / s, [C]
 
 
 def normalise(y: Tensor, mean: Tensor, inverse: Tensor, gain: Tensor, bias: Tensor, slope: float, out: Tensor) -> None:
-    """From z in `y`: normalise it in place, and write `out`."""
+    """Normalise `y`, which holds z, in place, and write `out`."""
     torch.addcmul(bias, y.sub_(mean).mul_(inverse), gain, out=out)
     torch.nn.functional.leaky_relu_(out, slope)
 
@@ -110,7 +107,7 @@ def total(x: Tensor) -> Tensor:  # [n, H, W, C] -> [C]
 
 
 class First(NamedTuple):
-    """What the first derivative makes of the gradient by the output. z' = of_a a + of_y y + constant."""
+    """The first derivative: z' = of_a a + of_y y + constant."""
 
     a: Tensor
     sum_a: Tensor
@@ -121,18 +118,19 @@ class First(NamedTuple):
 
 
 def activation_back(g: Tensor, out: Tensor, slope: float, a: Tensor) -> Tensor:
-    """Write a, from the gradient by the output."""
+    """Write a, computed from the gradient with respect to the output."""
     return aten.leaky_relu_backward.grad_input(g, out, slope, False, grad_input=a)
 
 
-def first(a: Tensor, sum_a: Tensor, sum_ay: Tensor, inverse: Tensor, gain: Tensor, count: int) -> First:
+def first_derivative(a: Tensor, sum_a: Tensor, sum_ay: Tensor, inverse: Tensor, gain: Tensor, count: int) -> First:
+    """Compute the coefficients of z' for each channel; `count` is N."""
     of_a = gain * inverse
     mean = of_a / -count
     return First(a, sum_a, sum_ay, of_a, mean * sum_ay, mean * sum_a)
 
 
 class Second(NamedTuple):
-    """The second derivative, but for that by z, which is of_a a + of_y y + of_v v + constant."""
+    """The second derivative; with respect to z it is of_a a + of_y y + of_v v + constant."""
 
     to_g: Tensor
     to_gain: Tensor
@@ -142,18 +140,19 @@ class Second(NamedTuple):
     constant: Tensor
 
 
-def second(
-    v: Tensor,  # at the pooled elements; is overwritten
+def second_derivative(
+    v: Tensor,  # at the pooled elements; overwritten
     mean_v: Tensor,
     mean_vy: Tensor,
     v_gain: Tensor | None,
     v_bias: Tensor | None,
     once: First,
-    norm: Normal,
+    norm: Normalised,
     gain: Tensor,
     slope: float,
     count: int,
 ) -> Second:
+    """Compute what `Second` holds; `once` is the first derivative."""
     inverse = norm.inverse
     p = v.sub_(mean_v).addcmul_(norm.y, mean_vy, value=-1).mul_(inverse)  # P(v)
     r = total(once.a * p)
@@ -173,7 +172,7 @@ def second(
 class _PooledNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, gain: Tensor, bias: Tensor, eps: float, slope: float) -> Tensor:
-        y, places = room(z.shape, z)
+        y, places = pooled_buffers(z.shape, z)
         shares, means, variances = [], [], []
         for images in slices(z.shape):
             part = z[images]
@@ -182,7 +181,7 @@ class _PooledNorm(torch.autograd.Function):
             shares.append(len(part) / len(z))
             means.append(mean)
             variances.append(variance)
-        mean, variance = _together(shares, means, variances)
+        mean, variance = _combined(shares, means, variances)
         inverse, out = torch.rsqrt(variance + eps), torch.empty_like(y)
         normalise(y, mean, inverse, gain, bias, slope, out)
         ctx.save_for_backward(z, gain, mean, places, y, out, inverse)
@@ -192,11 +191,11 @@ class _PooledNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         *others, y, out, inverse = ctx.saved_tensors
-        return *_Derivative.apply(ctx.slope, g, *others, y, out.detach(), inverse), None, None
+        return *_PooledNormGradient.apply(ctx.slope, g, *others, y, out.detach(), inverse), None, None
 
 
-def _together(shares: list[float], means: list[Tensor], variances: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean and variance of a whole from those of its parts."""
+def _combined(shares: list[float], means: list[Tensor], variances: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Combine mean and variance of parts into those of the whole."""
     if len(shares) == 1:
         return means[0], variances[0]
     share, mean = means[0].new_tensor(shares).unsqueeze(1), torch.stack(means)
@@ -204,14 +203,14 @@ def _together(shares: list[float], means: list[Tensor], variances: list[Tensor])
     return centre, (share * (torch.stack(variances) + (mean - centre).square())).sum(0)
 
 
-class _Derivative(torch.autograd.Function):
+class _PooledNormGradient(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, slope: float, g: Tensor, z: Tensor, gain: Tensor, mean: Tensor, places: Tensor, *kept: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        norm, count = Normal(*kept), z.numel() // z.shape[-1]
+        norm, count = Normalised(*kept), z.numel() // z.shape[-1]
         a = activation_back(g, norm.out, slope, torch.empty_like(norm.out))
-        once = first(a, total(a), total(a * norm.y), norm.inverse, gain, count)
+        once = first_derivative(a, total(a), total(a * norm.y), norm.inverse, gain, count)
         ctx.save_for_backward(z, gain, mean, places, *norm, *once)
         ctx.slope, ctx.count = slope, count
         ctx.set_materialize_grads(False)
@@ -226,11 +225,13 @@ class _Derivative(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, v: Tensor | None, v_gain: Tensor | None, v_bias: Tensor | None) -> tuple[Tensor | None, ...]:
         z, gain, mean, places, *kept = ctx.saved_tensors
-        norm, once = Normal(*kept[:3]), First(*kept[3:])
+        norm, once = Normalised(*kept[:3]), First(*kept[3:])
         v = torch.zeros_like(z) if v is None else v.contiguous()
         mean_v = total(v) / ctx.count
         mean_vy = (total(v * z) / ctx.count - mean * mean_v) * norm.inverse
-        twice = second(take(v, places), mean_v, mean_vy, v_gain, v_bias, once, norm, gain, ctx.slope, ctx.count)
+        twice = second_derivative(
+            take(v, places), mean_v, mean_vy, v_gain, v_bias, once, norm, gain, ctx.slope, ctx.count
+        )
         of_z = twice.of_y * norm.inverse
         constant, to_z = twice.constant - of_z * mean, torch.empty_like(z)
         for images in slices(z.shape):
