@@ -37,7 +37,6 @@ from gradshare.runs.workers import one_of_several
 
 if TYPE_CHECKING:
     from gradshare.engine.processes import Group
-    from gradshare.reports import Comparison
 
 app = App(
     name="gradshare",

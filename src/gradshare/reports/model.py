@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradshare.errors import UserError
-from gradshare.experiments.cells import NOTES, Cell, planned
-from gradshare.files import read_text
+from gradshare.experiments.grid import Cell, failure_of, planned
 from gradshare.method.variants import VARIANTS, Variant, variant
 from gradshare.runs.divergence import saturated
 from gradshare.runs.folder import Epoch, RunFolder, Score, Status, Test, find_runs
@@ -124,7 +123,8 @@ def read_runs(folder: Path) -> list[Run]:
     if not folder.is_dir():
         raise UserError(f"no run in {folder}: there is no such folder")
     runs = [read_run(found) for found in find_runs(folder)]
-    runs += [_not_begun(cell, runs[0].options if runs else {}) for cell in _not_begun_cells(folder)]
+    waiting = [cell for cell in planned(folder) if not cell.run.exists()]
+    runs += [_not_begun(cell, runs[0].options if runs else {}) for cell in waiting]
     if not runs:
         raise UserError(f"no run in {folder}: neither it nor the folders below hold a config.json")
     if len({run.arm for run in runs}) < len(runs):
@@ -170,22 +170,11 @@ def variant_of(arm: Any) -> Variant:
 
 def _status(folder: RunFolder) -> dict[str, Any]:
     """The status of a run, with what the worker of a grid left when it failed; and the reason."""
-    status, failure = folder.status(), _failure(folder.path)
+    status, failure = folder.status(), failure_of(folder.path)
     if status in ("stopped", "waiting") and failure:
         return {"status": "failed", "reason": failure}
     divergence = folder.divergence() if status == "diverged" else None
     return {"status": status, "reason": "" if divergence is None else str(divergence)}
-
-
-def _failure(folder: Path) -> str:
-    note = folder.parent.parent / NOTES / folder.parent.name / f"{folder.name}.failure.txt"
-    return (read_text(note).partition("\n")[0] or "it gave no reason") if note.exists() else ""
-
-
-def _not_begun_cells(folder: Path) -> list[Cell]:
-    if not any((folder / NOTES).glob("*/*.plan.json")):
-        return []
-    return [cell for cell in planned(folder) if not RunFolder(cell.folder).exists()]
 
 
 def _not_begun(cell: Cell, begun: dict[str, Any]) -> Run:
@@ -193,7 +182,7 @@ def _not_begun(cell: Cell, begun: dict[str, Any]) -> Run:
     options = asdict(cell.config)
     decided = {key: begun[key] for key, value in options.items() if value == "auto" and key in begun}
     row = variant_of(cell.config.arm)
-    return Run(row.name, row, cell.folder, {**options, **decided}, **_status(RunFolder(cell.folder)))
+    return Run(row.name, row, cell.folder, {**options, **decided}, **_status(cell.run))
 
 
 def _floats(values: Iterable[float | None]) -> Floats:
@@ -210,7 +199,7 @@ def _gates(rows: list[tuple[float, ...] | None], folder: RunFolder) -> Floats | 
 
 def _saturated(lines: list[Epoch]) -> str:
     for line in lines:
-        if found := saturated({"m": line.m, "lam": line.lam}):
+        if found := saturated(line):
             return f"since epoch {line.epoch}, {found[0]}"
     return ""
 

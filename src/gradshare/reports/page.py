@@ -21,7 +21,7 @@ from markupsafe import Markup, escape
 
 from gradshare.errors import UserError, printable
 from gradshare.experiments.presets import described
-from gradshare.method.variants import Variant
+from gradshare.method.variants import VARIANTS, Variant
 from gradshare.reports import words
 from gradshare.reports.comparison import ArmResult, Comparison, ExperimentResult
 from gradshare.reports.figures import FIRST, INK, MANY
@@ -396,7 +396,9 @@ def training_command(run: Run) -> str | None:
     except (TypeError, UserError):
         return None
     one = experiment_of(run.options)
-    preset = {key: value for key, (value, _) in described(one.name).items()} if one else {}
+    if one and one.arm not in VARIANTS:
+        one = one._replace(arm="original")  # an arm of your own is an option beside the preset
+    preset = {key: value for key, (value, _) in described(one).items()} if one else {}
     if one:
         preset["inner_lr"] *= run.variant.rate
     defaults = {**known, **preset, "precision": preset.get("precision", "float32")}

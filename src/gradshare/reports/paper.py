@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gradshare.experiments.presets import EVERY_ARM, Experiment, described
-from gradshare.reports.model import DATA, whole_rate
+from gradshare.experiments.presets import PRESETS, Experiment, described
+from gradshare.method.variants import VARIANTS
+from gradshare.reports.model import DATA, variant_of, whole_rate
 
 
 class Percent(NamedTuple):
@@ -63,14 +64,13 @@ class PaperCell:
 
 def experiment_of(options: dict[str, Any]) -> Experiment | None:
     """The paper's experiment, or an arm of it, that a configuration belongs to; None if there is none."""
-    data, rate, arm = options.get("dataset"), whole_rate(options), options.get("arm")
+    data, rate, row = options.get("dataset"), whole_rate(options), variant_of(options.get("arm"))
     if not (isinstance(data, str) and data in DATA and isinstance(rate, float) and rate in RATES):
         return None
-    if not isinstance(arm, str):
-        return None
     asked: dict[str, Any] = {key: options.get(key) for key in ("shots", "tasks", "method")}
-    wanted = Experiment(data=DATA[data], **asked, arm=arm, tenfold=RATES[rate])
-    return next((one for one in EVERY_ARM.values() if one == wanted), None)
+    original = Experiment(data=DATA[data], **asked, arm="original", tenfold=RATES[rate])
+    known = row.rule or row.name in VARIANTS
+    return original._replace(arm=row.name) if known and original in PRESETS.values() else None
 
 
 def paper_cell(options: dict[str, Any]) -> PaperCell | None:
@@ -89,7 +89,7 @@ def departures(options: dict[str, Any]) -> list[str]:
     one = experiment_of(options)
     if one is None:
         return []
-    wanted = {key: value for key, (value, _) in described(one.name).items() if key not in ("arm", "inner_lr")}
+    wanted = {key: value for key, (value, _) in described(one).items() if key not in ("arm", "inner_lr")}
     return [
         f"{key} {options[key]} (paper: {value})"
         for key, value in wanted.items()
