@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runs.test_training import same_run
+from tests.support.runs import same_run
 
 import gradshare as gs
 from gradshare.cli.app import main

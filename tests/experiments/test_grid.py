@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.cli.test_cli import SMALL, command, gradshare
-from tests.runs.test_training import same_run
+from tests.support.runs import same_run
 
 import gradshare as gs
 from gradshare.experiments import status, work

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.cli.test_cli import SMALL, gradshare
 from tests.method.test_identities import every_algorithm, gradients, net, randomised, tasks
-from tests.runs.test_training import TINY, StopAt, same_run
+from tests.support.runs import TINY, StopAt, same_run
 from tests.support.steps import alone, together
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Run folders that were damaged or tampered with: repaired from what is sound, or an error, and nothing else changed."""
+"""Run folders that were damaged: repaired from what is sound, or an error, and nothing else changed."""
 
 from __future__ import annotations
 
@@ -122,9 +122,7 @@ def test_a_lost_best_epoch_is_named_as_soon_as_the_run_is_resumed(
         gs.load_run(copy).state(1)
 
 
-def test_a_checkpoint_of_another_run_is_not_taken_for_ours(
-    copy: Path, dataset: gs.Dataset, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_another_run_is_not_taken_for_ours(copy: Path, dataset: gs.Dataset, tmp_path: Path) -> None:
     gs.train(learner(), dataset, tmp_path / "other", **TINY | {"seed": 1})
     for name in (LAST, Progress(1).name):
         shutil.rmtree(copy / "checkpoints" / name)

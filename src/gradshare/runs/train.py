@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradshare.engine.backends import Precision
 from gradshare.engine.choose import Engine, choose
 from gradshare.engine.processes import ALONE, Group
 from gradshare.errors import path_of
 from gradshare.learners.arguments import check_learner_and_source, draw
 from gradshare.learners.graphs import GraphedPrediction, GraphedStep
-from gradshare.learners.learner import Learner, Outcome, Precision
+from gradshare.learners.learner import Learner, Outcome
 from gradshare.learners.outer import adam_tensors, cosine, meta_step, optimiser, restore_adam, set_rate
 from gradshare.method.episodes import Episodes, Shape, TaskSource, task_key
 from gradshare.method.state import MetaState, check_fit
