@@ -18,7 +18,7 @@ import gradshare as gs
 from gradshare.method.sharing import agreement
 from gradshare.runs import checkpoints
 from gradshare.runs.build import build_learner
-from gradshare.runs.interruption import Interrupted
+from gradshare.runs.workers import Interrupted
 
 every_norm = pytest.mark.parametrize("norm", ["global", "tensor"])
 every_batch = pytest.mark.parametrize("count", [1, 4])
