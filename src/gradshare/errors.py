@@ -10,7 +10,7 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """A problem that the user can fix, in one sentence with the numbers. The command line prints it and exits with 2."""
+    """A problem that the user can fix, in one sentence. The command line prints it and exits with 2."""
 
 
 class RendezvousFailed(UserError):

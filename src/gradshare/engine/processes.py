@@ -22,14 +22,8 @@ from gradshare.errors import UserError
 T = TypeVar("T")
 
 
-class Lost(Exception):
+class PeerLost(Exception):
     """Another process ended, or gave no sign of life in time."""
-
-    happened = False  # in this process
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        Lost.happened = True
 
 
 class OutOfStep(Exception):
@@ -151,7 +145,7 @@ class Group:
             yield
         except RuntimeError as error:
             reason = shorten(str(error).strip().splitlines()[0].rpartition("] ")[2], 200, placeholder=" …")
-            raise Lost(
+            raise PeerLost(
                 f"process {self.rank} of {self.size} lost another one, which ended or gave no sign of life ({reason})"
             ) from error
 
