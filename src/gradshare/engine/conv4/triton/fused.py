@@ -1,4 +1,4 @@
-"""Cross-entropy and gradient sharing as single functions with their own derivatives, by the programs of `small.py`."""
+"""Gradient sharing as single functions with their own derivatives, by the programs of `small.py`."""
 
 from __future__ import annotations
 
@@ -10,64 +10,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gradshare.engine.conv4.triton import small
-from gradshare.engine.conv4.triton.device import INTERPRETED, OVERLAPPED
-from gradshare.engine.conv4.triton.launch import _counters
+from gradshare.engine.conv4.triton.device import INTERPRETED, OVERLAPPED, counters
 
-EXAMPLES = 128  # in a program
 ELEMENTS = 1024 if not INTERPRETED else 1 << 14
-
-
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:  # [tasks, n, ways], [tasks, n] -> [tasks]
-    """The mean cross-entropy of every task; twice differentiable."""
-    return _CrossEntropy.apply(logits.contiguous(), targets.contiguous())
-
-
-def _sizes(logits: Tensor) -> dict[str, int]:
-    return {"BM": EXAMPLES, "BW": triton.next_power_of_2(logits.shape[-1])}
-
-
-class _CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
-        ctx.save_for_backward(logits, targets)
-        losses = logits.new_empty(len(logits))
-        small.cross_entropy[(len(logits),)](logits, targets, losses, *logits.shape[1:], **_sizes(logits), **OVERLAPPED)
-        return losses
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return _CrossEntropyGradient.apply(g, *ctx.saved_tensors), None
-
-
-class _CrossEntropyGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, g: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
-        target = torch.empty_like(logits)
-        ctx.save_for_backward(g, logits, targets)
-        tasks, n, ways = logits.shape
-        small.cross_entropy_gradient[(-(-n // EXAMPLES), tasks)](
-            g, logits, targets, target, n, ways, g.stride(0), **_sizes(logits), **OVERLAPPED
-        )
-        return target
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-        g, logits, targets = ctx.saved_tensors
-        target = torch.empty_like(logits)
-        tasks, n, ways = logits.shape
-        small.cross_entropy_second[(-(-n // EXAMPLES), tasks)](
-            v.contiguous(), g, logits, targets, target, n, ways, g.stride(0), **_sizes(logits), **OVERLAPPED
-        )
-        to_g = None
-        if ctx.needs_input_grad[0]:  # the gradient is g times something, so that something is its value at g = 1
-            unit = torch.empty_like(logits)
-            one = torch.ones_like(g)
-            small.cross_entropy_gradient[(-(-n // EXAMPLES), tasks)](
-                one, logits, targets, unit, n, ways, 1, **_sizes(logits), **OVERLAPPED
-            )
-            to_g = (v * unit).sum((1, 2))
-        return to_g, target, None
 
 
 def share(
@@ -128,7 +73,7 @@ class _Share(torch.autograd.Function):
             gradients,
             total,
             parts,
-            _counters(gradients.device),
+            counters(gradients.device),
             inverse,
             tasks,
             size,
@@ -170,7 +115,7 @@ class _Share(torch.autograd.Function):
         parts, results = gradients.new_empty(programs, 3), gradients.new_empty(1 + 2 * steps)
         small.share_sums[(programs,)](
             v, gradients, total, inverse, stored, seen, running, m[step:], lam[step:], together, parts,
-            _counters(gradients.device), results, steps, step, tasks, size,
+            counters(gradients.device), results, steps, step, tasks, size,
             BLOCK=ELEMENTS, PARTS=triton.next_power_of_2(programs), STEPS=triton.next_power_of_2(steps), **OVERLAPPED,
         )  # fmt: skip
         small.share_gradient[(programs,)](
