@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from gradshare.runs.interruption import Interrupted
 from tests.cli.test_cli import SMALL, gradshare
 from tests.support import several
 from tests.support.several import RUN, SHARING
@@ -24,9 +25,8 @@ from torch import Tensor
 
 import gradshare as gs
 from gradshare.runs import checkpoints
-from gradshare.runs.interruption import Interrupted
 
-SUPPORT = Path(__file__).parents[1] / "support"
+ROOT = Path(__file__).parents[2]
 
 
 def together(size: int, words: list[str], **pipes: Any) -> list[subprocess.Popen[str]]:
@@ -34,7 +34,14 @@ def together(size: int, words: list[str], **pipes: Any) -> list[subprocess.Popen
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    common = {
+        "PYTHONPATH": paths,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(size),
+        "OMP_NUM_THREADS": "1",
+    }
     return [
         subprocess.Popen(
             [sys.executable, *words],
@@ -97,7 +104,7 @@ def one(blobs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
 @pytest.fixture(scope="module", params=[2, 3])
 def both(one: tuple[Path, dict[str, Any]], request: pytest.FixtureRequest) -> Both:
     folder, found = one
-    for code, _, errors in ended(together(request.param, [str(SUPPORT / "several.py"), str(folder)])):
+    for code, _, errors in ended(together(request.param, ["-m", "tests.support.several", str(folder)])):
         assert code == 0, errors
     each = [torch.load(folder / f"found-{request.param}-{rank}.pt") for rank in range(request.param)]
     return Both(found, each, folder, request.param)
@@ -201,17 +208,6 @@ def test_shares_are_even_and_whole() -> None:
             assert max(map(len, shares)) - min(map(len, shares)) <= 1
     with pytest.raises(gs.UserError, match="3 processes for 2 tasks a batch: each process needs a task"):
         gs.Group(0, 3).share(2)
-
-
-def test_a_rule_that_mixes_tasks_in_its_own_way_is_refused() -> None:
-    class Own:
-        def rule(self) -> gs.InnerRule:
-            return gs.share_gradients()._replace(name="own", spread=None)
-
-    learner = gs.maml(several.net(), sharing=Own())
-    assert learner.over(gs.Group()).outer_loss(learner.init(), several.batch(1)).loss.isfinite()
-    with pytest.raises(gs.UserError, match="the inner rule 'own' does not say how it sums over tasks"):
-        learner.over(gs.Group(0, 2))
 
 
 def test_a_graph_is_refused(dataset: gs.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,12 +23,14 @@ from tests.support.kernel_tools import (
     poisoned,
     without_checks,
 )
+from tests.support.steps import together
 from torch import Tensor
 
 import gradshare as gs
 from gradshare.engine.conv4.triton import convolution, device, first_block, fused, head, pooled_norm, small
 from gradshare.engine.conv4.triton.convolution import Sums
 from gradshare.engine.conv4.triton.first_block import Moments, Patches
+from gradshare.engine.conv4.triton.programs import with_programs
 from gradshare.method import controls
 
 
@@ -577,7 +579,7 @@ def test_share(tasks: int, size: int, scale: float, seen: bool) -> None:
 
 def in_plain_operations(gradients: Tensor, m: Tensor, lam: Tensor, stored: Tensor, seen: Tensor, step: int) -> Any:
     memory = {"ghat": {"w": stored.expand(len(m), -1)}, "seen": seen}
-    direction, running = gs.share_gradients().together({"w": gradients}, {"m": m, "lam": lam}, memory, step)
+    direction, running = together(gs.share_gradients(), {"w": gradients}, {"m": m, "lam": lam}, memory, step)
     return direction["w"], running["w"]
 
 
@@ -665,7 +667,7 @@ def test_other_ways_of_sharing(seen: bool, change: Any, scale: float, sharing: A
         own = (gradients * scale).to(kind).requires_grad_()
         values = {name: value.to(kind).requires_grad_() for name, value in learned.items()}
         memory = {"ghat": {"w": stored.to(kind)}, "seen": torch.tensor(seen, device=DEVICE)}
-        direction, running = update({"w": own}, values, memory, 1)
+        direction, running = together(rule, {"w": own}, values, memory, 1, update)
         leaves = {"gradients": own, **values}
         by = torch.autograd.grad(direction["w"], list(leaves.values()), v.to(kind), allow_unused=True)
         by_leaf = {
@@ -674,8 +676,8 @@ def test_other_ways_of_sharing(seen: bool, change: Any, scale: float, sharing: A
         return {"direction": direction["w"], "running": running["w"], **by_leaf}
 
     with poisoned():
-        found = by(rule.fused, torch.float32)
-    for what, exact in by(rule.together, torch.float64).items():
+        found = by(with_programs(rule).update, torch.float32)
+    for what, exact in by(rule.update, torch.float64).items():
         value = found[what]
         usual_size = {"running": 1.0, "m": 1.0, "gradients": 1 / min(scale, 1.0)}.get(what, max(scale, 1.0))
         if what == "gradients":

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gradshare as gs
-from gradshare.engine.conv4.triton import check_current
+from gradshare.engine.backends import check_current
 from gradshare.engine.cuda_graph import chosen_engine
 
 
@@ -268,7 +268,7 @@ def test_a_run_goes_on_with_its_own_learner(dataset: gs.Dataset, tmp_path: Path)
     ({"steps": 2.5}, "steps is a whole number"), ({"steps": "5"}, "steps is a whole number"),
     ({"steps": 0}, "at least one step"),
     ({"loss": None}, "loss None is not one of"), ({"loss": 3}, "loss 3 is not one of"),
-    ({"sharing": "global"}, "sharing is"), ({"sharing": gs.GradientSharing}, "sharing is"),
+    ({"sharing": "global"}, "an arm is"), ({"sharing": gs.GradientSharing}, "sharing is"),
     ({"model": None}, "a torch.nn.Module, not None"),
 ])  # fmt: skip
 @pytest.mark.parametrize("make", [gs.maml, gs.meta_sgd, gs.maml_plus_plus, gs.first_order_maml, gs.anil])
@@ -297,7 +297,7 @@ def test_schedules_that_cannot_be() -> None:
 
 @pytest.mark.parametrize("options, reason", [
     ({"tasks": 0}, "tasks is 0"), ({"batch": 0}, "batch is 0"), ({"seed": -1}, "seed is -1"),
-    ({"shape": gs.Shape(3, -1, 3)}, "shots is -1"), ({"states": []}, "no state to judge"),
+    ({"shape": gs.Shape(3, -1, 3)}, "shots is -1"), ({"states": []}, "no state to evaluate"),
     ({"tasks": 5.5}, "tasks is 5.5; it must be a whole number"), ({"batch": True}, "batch is True"),
     ({"seed": "x"}, "seed is 'x'; it must be a whole number"),
     ({"shape": (3, 1)}, r"a shape is \(ways, shots, queries\)"), ({"shape": (3, 1, "2")}, "queries is '2'"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.steps import together
 from torch import Tensor, nn
 
 import gradshare as gs
@@ -185,7 +186,7 @@ def test_tiny_and_huge_gradients_are_normalised(size: float) -> None:
     gradients = {"a": torch.stack([sizes[:1], 0 * sizes[:1]]), "b": torch.stack([0 * sizes[1:], sizes[1:]])}
     rule = gs.share_gradients()
     learned, memory = rule.init({name: value[0] for name, value in gradients.items()}, 1)
-    _, ghat = rule.together(gradients, learned, memory, 0)
+    _, ghat = together(rule, gradients, learned, memory, 0)
     torch.testing.assert_close(torch.cat([ghat["a"], ghat["b"]]), torch.tensor([0.6, 0.8], dtype=torch.float64))
 
 

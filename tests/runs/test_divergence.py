@@ -15,6 +15,7 @@ import torch
 from tests.cli.test_cli import SMALL, gradshare
 from tests.reports.test_reports import make_run
 from tests.runs.test_training import TINY, StopAt, learner, same_run
+from tests.support.steps import together
 from torch import Tensor, nn
 
 import gradshare as gs
@@ -90,8 +91,8 @@ def test_a_diverging_task_leaves_what_all_share_finite(rule: InnerRule, seen: bo
         memory["ghat"] = {"w": drawn(2, 6, seed=2), "b": drawn(2, 2, seed=3)}
         memory["seen"] = torch.tensor(seen)
         leaves = {name: gradient.requires_grad_() for name, gradient in own.items()}
-        direction, running = rule.together(leaves, learned, memory, 1)
-        expected, without = rule.together(dropped, learned, memory, 1)
+        direction, running = together(rule, leaves, learned, memory, 1)
+        expected, without = together(rule, dropped, learned, memory, 1)
         others = [0, 1, 2, 4]
         for name in own:
             assert torch.equal(running[name], without[name])
@@ -107,11 +108,11 @@ def test_a_sum_too_large_for_a_number_is_still_a_direction(rule: InnerRule) -> N
     large = torch.tensor([[3e38, -3e38, 1e38, 0.0]]).repeat(5, 1)
     large[3:, 2] = -1e38
     learned, memory = rule.init({"w": drawn(4)}, 1)
-    _, running = rule.together({"w": large}, learned, memory, 0)
+    _, running = together(rule, {"w": large}, learned, memory, 0)
     assert running["w"].norm().item() == pytest.approx(1)
     assert running["w"][0] > 0.5 and running["w"][1] < -0.5 and running["w"][3] == 0
     mixed = torch.cat([large[:2], -large[:2]])  # partial sums of both signs
-    assert rule.together({"w": mixed}, learned, memory, 0)[1]["w"].isfinite().all()
+    assert together(rule, {"w": mixed}, learned, memory, 0)[1]["w"].isfinite().all()
 
 
 # One meta-step

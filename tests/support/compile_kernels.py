@@ -28,7 +28,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 import gradshare as gs
-from gradshare.engine.conv4 import triton as kernels
+from gradshare.engine import backends as kernels
 from gradshare.engine.conv4.triton import convolution, device, first_block, head, pooled_norm, small
 
 H200 = GPUTarget("cuda", 90, 32)

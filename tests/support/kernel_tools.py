@@ -17,7 +17,7 @@ pytest.importorskip("triton", reason="the kernels are written in Triton, which i
 import gradshare as gs
 from gradshare.engine.conv4.triton import convolution, device, first_block
 from gradshare.engine.conv4.triton.device import Tile
-from gradshare.engine.conv4.triton.packed import PackedConv4
+from gradshare.engine.conv4.triton.packed import TritonConv4
 from gradshare.method.state import flatten
 
 GPU = torch.cuda.is_available()
@@ -159,6 +159,6 @@ def on_kernels(learner: gs.Learner, precision: Any = "float32") -> gs.Learner:
     if device.INTERPRETED:  # where TF32 is float32
         return learner.to(DEVICE, "tf32")
     learner = learner.to(DEVICE)
-    network = PackedConv4(learner.module, learner.adapted, learner.rule.by_element, "float32")  # type: ignore[arg-type]
+    network = TritonConv4(learner.module, learner.adapted, learner.rule.any_layout, "float32")  # type: ignore[arg-type]
     learner.__dict__["network"] = network
     return learner

@@ -10,7 +10,7 @@ from typing import Literal, TypeVar, get_args
 
 import torch
 
-from gradshare.engine.conv4.triton import check_current
+from gradshare.engine.backends import check_current
 from gradshare.errors import UserError
 
 Result = TypeVar("Result")

@@ -1,4 +1,4 @@
-"""What users hand to training and evaluation: each of the right kind, or refused in a sentence."""
+"""Checks of what users pass to training and evaluation: a learner, states, a task source, a shape."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def all_states(states: MetaState | Iterable[MetaState]) -> list[MetaState]:
     if isinstance(states, Iterable):
         ensemble = list(states)
         if not ensemble:
-            raise UserError("there is no state to judge")
+            raise UserError("there is no state to evaluate: the list is empty")
     else:
         ensemble = [states]
     for state in ensemble:
@@ -52,7 +52,7 @@ def whole_shape(shape: Any) -> Shape:
 
 
 def draw(dataset: TaskSource, split: str, shape: Shape, tasks: int, key: tuple[int, ...]) -> Episodes:
-    """Tasks of a source, as many as asked for."""
+    """Draw tasks from a source, and check what it returns."""
     episodes = dataset.sample(split, shape, tasks, key)
     if not isinstance(episodes, Episodes):
         raise UserError(f"the data set's sample returns gs.Episodes, not {_named(episodes)}")
@@ -63,7 +63,7 @@ def draw(dataset: TaskSource, split: str, shape: Shape, tasks: int, key: tuple[i
 
 
 def _named(value: Any) -> str:
-    """A value of the wrong kind: itself where that is short, else its kind."""
+    """A value of the wrong type for a message: itself where that is short, else its type."""
     return (
         shown(value)
         if value is None or isinstance(value, str | int | float)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any, NamedTuple
 
-from gradshare.experiments.presets import CONTROLS
+from gradshare.method.variants import CONTROLS
 from gradshare.reports.accounting import part
 from gradshare.reports.compare import Comparison, main_arms, result_of
 from gradshare.reports.wording import (

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradshare.errors import UserError
-from gradshare.experiments.cells import NOTES, Cell, planned
-from gradshare.files import opened, read_bytes
+from gradshare.experiments.grid import Cell, failure_of, planned
+from gradshare.files import opened
 from gradshare.reports.records import Json, Record, read_lines, read_object
 from gradshare.reports.wording import Measure, arm_rank
 from gradshare.runs.divergence import read_note, saturated
@@ -85,7 +85,7 @@ def read_run(folder: Path) -> Run:
     measure = _measure(metrics)
     val = _floats([_value(record, measure) for record in metrics])
     note = read_note(folder)
-    reason = _failure(folder) if note is None else str(note)
+    reason = failure_of(folder) if note is None else str(note)
     return Run(
         name=arm,
         arm=arm,
@@ -167,8 +167,6 @@ def _run_folders_below(folder: Path, levels: int = 2) -> list[Path]:
 
 def _planned(folder: Path) -> list[Cell]:
     """The cells of a grid that have no run folder yet."""
-    if not any((folder / NOTES).glob("*/*.plan.json")):
-        return []
     return [cell for cell in planned(folder) if not is_run(cell.folder)]
 
 
@@ -176,7 +174,7 @@ def _not_begun(cell: Cell, begun: Json) -> Run:
     """A planned cell as a run without epochs; what it leaves to the machine is as in a run that has begun."""
     options = asdict(cell.config)
     settled = {key: begun[key] for key, value in options.items() if value == "auto" and key in begun}
-    nothing, none, reason = _floats([]), np.array([], dtype=np.int64), _failure(cell.folder)
+    nothing, none, reason = _floats([]), np.array([], dtype=np.int64), failure_of(cell.folder)
     return Run(
         name=cell.config.arm,
         arm=cell.config.arm,
@@ -206,15 +204,6 @@ def _saturated(metrics: list[Record]) -> str:
         if found := saturated(gates):
             return f"since epoch {record.count('epoch')}, {found[0]}"
     return ""
-
-
-def _failure(folder: Path) -> str:
-    """The first line of what the worker of a grid's cell left when it failed."""
-    note = folder.parent.parent / NOTES / folder.parent.name / f"{folder.name}.failure.txt"
-    try:
-        return read_bytes(note).decode(errors="replace").partition("\n")[0] or "no reason was noted"
-    except OSError:
-        return ""
 
 
 def _state(folder: Path, val: Floats, reason: str) -> State:

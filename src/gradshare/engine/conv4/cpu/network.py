@@ -16,6 +16,31 @@ from gradshare.engine.conv4.cpu.first_block import Images, first_block
 from gradshare.engine.conv4.cpu.pooled_norm import pooled_norm
 from gradshare.engine.networks import Conv4, is_plain_conv4
 from gradshare.engine.operations import Geometry, conv
+from gradshare.engine.vmapped import VmapBackend
+from gradshare.method.rules import Weights
+
+
+class CpuConv4(VmapBackend):
+    """Conv4 by the functions below where they fit its inputs; any other module, and other inputs, as in general."""
+
+    def start(self, params: Mapping[str, Tensor]) -> Weights:
+        weights = super().start(params)
+        if type(self.module) is not Conv4:
+            return weights
+        return {name: in_memory_order(weight) for name, weight in weights.items()}
+
+    def inputs(self, x: Tensor) -> Tensor | Images:
+        return Images(x) if fits(self.module, x) else x
+
+    def forward(self, fast: Weights, shared: Mapping[str, Tensor], x: Tensor | Images, inner: bool) -> Tensor:
+        if isinstance(x, Tensor):
+            return super().forward(fast, shared, x, inner)
+        assert isinstance(self.module, Conv4)
+        same = {**dict(self.module.named_parameters()), **shared}  # a weight that is not trained is in neither
+        if has_zero_gain({**same, **fast}):
+            return super().forward(fast, shared, x.x, inner)
+        weights = {name: weight.expand(len(x.x), *weight.shape) for name, weight in same.items() if name not in fast}
+        return forward(self.module, {**weights, **fast}, x)
 
 
 def fits(module: nn.Module, x: Tensor) -> bool:  # [tasks, n, C, H, W]
