@@ -27,7 +27,7 @@ from tests.support.steps import together
 from torch import Tensor
 
 import gradshare as gs
-from gradshare.engine.conv4.triton import convolution, device, first_block, fused, head, pooled_norm, small
+from gradshare.engine.conv4.triton import convolution, device, first_block, head, pooled_norm, sharing
 from gradshare.engine.conv4.triton.convolution import Sums
 from gradshare.engine.conv4.triton.first_block import Moments, Patches
 from gradshare.engine.conv4.triton.programs import with_programs
@@ -559,7 +559,7 @@ def test_cross_entropy_of_an_expanded_gradient_and_any_layout() -> None:
 SHARED = {
     "usual": (3, 50, 1.0),
     "one task": (1, 7, 1.0),
-    "several programs": (2, 2 * fused.ELEMENTS + 5, 1.0),
+    "several programs": (2, 2 * sharing.ELEMENTS + 5, 1.0),
     "small": (2, 50, 1e-30),
     "large": (2, 50, 1e30),
 }
@@ -572,7 +572,7 @@ def test_share(tasks: int, size: int, scale: float, seen: bool) -> None:
     known = torch.tensor(seen, device=DEVICE)
     expected = shared_by(in_plain_operations, known, scale, *(part.double() for part in given))
     with poisoned():
-        found = shared_by(fused.share, known, scale, *given)
+        found = shared_by(sharing.share, known, scale, *given)
     for (what, value), exact in zip(found.items(), expected.values(), strict=True):
         assert_near(value, exact, 1e-5, scale=1.0 if what in ("by m", "by lam") else None, what=what)
 
@@ -605,7 +605,7 @@ def test_sharing_of_gradients_that_cancel(seen: bool) -> None:
     one, v, stored = draw(1, 40), draw(2, 2, 40), draw(3, 40)
     zeros = torch.zeros(3, device=DEVICE)
     inputs = torch.stack([one, -one]), zeros, zeros, stored, v
-    found = shared_by(fused.share, torch.tensor(seen, device=DEVICE), 1.0, *inputs)
+    found = shared_by(sharing.share, torch.tensor(seen, device=DEVICE), 1.0, *inputs)
     expected = shared_by(
         in_plain_operations, torch.tensor(seen, device=DEVICE), 1.0, *(part.double() for part in inputs)
     )
@@ -624,7 +624,7 @@ def test_sharing_with_a_task_that_diverges(seen: bool, large: float) -> None:
     gradients[:, 7], gradients[:, 9] = large, -large
     inputs = gradients, zeros, zeros, draw(3, 40), v
     known = torch.tensor(seen, device=DEVICE)
-    found, expected = (shared_by(share, known, 1.0, *inputs) for share in (fused.share, in_plain_operations))
+    found, expected = (shared_by(share, known, 1.0, *inputs) for share in (sharing.share, in_plain_operations))
     assert found["running"].isfinite().all()
     assert torch.equal(found["direction"].isfinite(), gradients.isfinite())
     for what in ("running", "by gradients", "by m"):
@@ -691,21 +691,21 @@ def test_other_ways_of_sharing(seen: bool, change: Any, scale: float, sharing: A
 def test_a_closed_gate_leaves_every_gradient_as_it_is() -> None:
     gradients, closed = draw(1, 3, 30), torch.full((2,), -200.0, device=DEVICE)
     seen = torch.tensor(True, device=DEVICE)
-    direction, _ = fused.share(gradients, torch.zeros_like(closed), closed, draw(2, 30), seen, 1)
+    direction, _ = sharing.share(gradients, torch.zeros_like(closed), closed, draw(2, 30), seen, 1)
     assert torch.equal(direction, gradients)
-    direction, running = fused.share(gradients, torch.zeros_like(closed), -closed, draw(2, 30), seen, 1)
+    direction, running = sharing.share(gradients, torch.zeros_like(closed), -closed, draw(2, 30), seen, 1)
     assert torch.equal(direction, running.expand(3, -1))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's
 def test_sharing_of_gradients_near_the_smallest_number_there_is() -> None:
     zeros, gradients = torch.zeros(3, device=DEVICE), draw(1, 2, 40) * 1e-40
-    direction, running = fused.share(gradients, zeros, zeros, draw(2, 40), torch.tensor(False, device=DEVICE), 1)
+    direction, running = sharing.share(gradients, zeros, zeros, draw(2, 40), torch.tensor(False, device=DEVICE), 1)
     assert direction.isfinite().all()
     assert running.norm().item() == pytest.approx(1, abs=1e-3)
 
 
-@pytest.mark.parametrize("module", [convolution, first_block, head, pooled_norm, small])
+@pytest.mark.parametrize("module", [convolution, first_block, head, pooled_norm, sharing])
 def test_every_program_waits_for_those_before_it(module: Any) -> None:
     """It may be launched before they have ended, so that anything it reads earlier could be old."""
     for function in ast.parse(inspect.getsource(module)).body:
@@ -718,7 +718,7 @@ def test_every_program_waits_for_those_before_it(module: Any) -> None:
 
 
 def test_every_launch_may_overlap() -> None:
-    for module in (convolution, first_block, fused, head, pooled_norm):
+    for module in (convolution, first_block, head, pooled_norm, sharing):
         for call in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Subscript):
                 assert any(ast.unparse(given) == "**OVERLAPPED" for given in call.keywords), ast.unparse(call.func)

@@ -29,12 +29,12 @@ from triton.runtime.jit import JITFunction
 
 import gradshare as gs
 from gradshare.engine import backends as kernels
-from gradshare.engine.conv4.triton import convolution, device, first_block, head, pooled_norm, small
+from gradshare.engine.conv4.triton import convolution, device, first_block, head, pooled_norm, sharing
 
 H200 = GPUTarget("cuda", 90, 32)
 PROCESSORS = 132
 MODULES = {
-    module.__name__.rpartition(".")[2]: module for module in (convolution, pooled_norm, first_block, head, small)
+    module.__name__.rpartition(".")[2]: module for module in (convolution, pooled_norm, first_block, head, sharing)
 }
 TYPES = {
     torch.float32: "*fp32",
