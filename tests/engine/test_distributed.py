@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from gradshare.runs.interruption import Interrupted
 from tests.cli.test_cli import SMALL, gradshare
 from tests.support import several
 from tests.support.several import RUN, SHARING
@@ -24,7 +25,6 @@ from torch import Tensor
 
 import gradshare as gs
 from gradshare.runs import checkpoints
-from gradshare.runs.workers import Interrupted
 
 ROOT = Path(__file__).parents[2]
 

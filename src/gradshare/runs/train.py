@@ -138,7 +138,9 @@ def train(
                 run.stop = lambda: group.any(asked())
                 return run.finish()
         except PeerLost:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to the others, which first report the loss
+            signal.signal(
+                signal.SIGTERM, signal.SIG_IGN
+            )  # torchrun sends it to the others, which first report the loss
             raise
 
 
