@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from gradshare.runs.interruption import Interrupted
 from tests.cli.test_cli import SMALL, gradshare
 from tests.support import several
 from tests.support.several import RUN, SHARING
@@ -25,6 +24,7 @@ from torch import Tensor
 
 import gradshare as gs
 from gradshare.runs import checkpoints
+from gradshare.runs.workers import Interrupted
 
 ROOT = Path(__file__).parents[2]
 

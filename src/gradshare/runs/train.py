@@ -138,9 +138,7 @@ def train(
                 run.stop = lambda: group.any(asked())
                 return run.finish()
         except PeerLost:
-            signal.signal(
-                signal.SIGTERM, signal.SIG_IGN
-            )  # torchrun sends it to the others, which first report the loss
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from torchrun: the others report the loss first
             raise
 
 
