@@ -6,6 +6,7 @@ not.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradshare.engine.backends import Precision
 from gradshare.engine.choose import Engine, choose
-from gradshare.engine.processes import ALONE, Group
+from gradshare.engine.processes import ALONE, Group, PeerLost
 from gradshare.errors import path_of
 from gradshare.learners.arguments import check_learner_and_source, draw
 from gradshare.learners.graphs import GraphedPrediction, GraphedStep
-from gradshare.learners.learner import Learner, Outcome, Precision
+from gradshare.learners.learner import Learner, Outcome
 from gradshare.learners.outer import adam_tensors, cosine, meta_step, optimiser, restore_adam, set_rate
 from gradshare.method.episodes import Episodes, Shape, TaskSource, task_key
 from gradshare.method.state import MetaState, check_fit
@@ -131,9 +133,13 @@ def train(
         if group.size == 1:
             stack.enter_context(run.folder.remove_if_out_of_memory())
         run.open(options, resume)
-        with stop_requests(patient=group.size > 1) as asked:
-            run.stop = lambda: group.any(asked())
-            return run.finish()
+        try:
+            with stop_requests(patient=group.size > 1) as asked:
+                run.stop = lambda: group.any(asked())
+                return run.finish()
+        except PeerLost:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from torchrun: the others report the loss first
+            raise
 
 
 def _epochs(given: int | None, place: Path, resume: bool | None, group: Group) -> int:

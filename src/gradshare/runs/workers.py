@@ -1,16 +1,13 @@
-"""Processes that train side by side, and requests to stop, Ctrl-C and SIGTERM: a run is saved first."""
+"""A process that trains: how Ctrl-C and SIGTERM ask it to save and stop, and its exit codes."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, Self
 
 DONE, FAILED, STOPPED = 0, 1, 3  # exit codes; any other, or a signal's number below 0: the process died
 
@@ -55,55 +52,9 @@ def stop_requests(patient: bool = False) -> Iterator[Callable[[], bool]]:
     try:
         yield asked.is_set
     finally:
-        answered = (patient or _is_worker) and asked.is_set()  # the same request must not kill it while it exits
+        answered = _is_worker and asked.is_set()  # the same request must not kill a worker that is about to exit
         for number, handler in before.items():
             signal.signal(number, signal.SIG_IGN if answered else handler)
-
-
-class Processes:
-    """The processes at work, by name; those that are left when the block ends are killed."""
-
-    def __init__(self) -> None:
-        self.context = multiprocessing.get_context("spawn")
-        self.running: dict[str, SpawnProcess] = {}
-        self._asked: set[str] = set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in self.running.values():
-            process.kill()
-            process.join()
-
-    def start(self, name: str, target: Callable[..., object], *arguments: Any) -> None:
-        """Start a process that ignores Ctrl-C.
-
-        A Ctrl-C reaches every process of the terminal; the parent alone answers it, by asking its children to stop.
-        """
-        process = self.context.Process(target=_work, args=(target, *arguments))
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # children inherit what is ignored
-        try:
-            process.start()
-        finally:
-            signal.signal(signal.SIGINT, before)
-        self.running[name] = process
-
-    def ask_to_stop(self) -> None:
-        """Ask every process to save and exit; each is asked once."""
-        for name, process in self.running.items():
-            if process.is_alive() and name not in self._asked:
-                assert process.pid is not None
-                os.kill(process.pid, signal.SIGTERM)
-                self._asked.add(name)
-
-    def ended(self) -> dict[str, int]:
-        """The exit codes of those that ended since the last call."""
-        codes = {name: process.exitcode for name, process in self.running.items() if not process.is_alive()}
-        for name in codes:
-            del self.running[name]
-            self._asked.discard(name)
-        return {name: -1 if code is None else code for name, code in codes.items()}
 
 
 def become_worker() -> None:
@@ -114,11 +65,6 @@ def become_worker() -> None:
     """
     global _is_worker
     _is_worker = True
-
-
-def _work(target: Callable[..., object], *arguments: Any) -> None:
-    become_worker()
-    target(*arguments)
 
 
 def one_of_several() -> bool:
