@@ -138,7 +138,9 @@ def train(
                 run.stop = lambda: group.any(asked())
                 return run.finish()
         except PeerLost:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to the others, which first report the loss
+            signal.signal(
+                signal.SIGTERM, signal.SIG_IGN
+            )  # torchrun sends it to the others, which first report the loss
             raise
 
 
@@ -182,9 +184,7 @@ class _Run:
     def open(self, options: dict[str, Any], resume: bool | None) -> None:
         """Start the folder, or continue from its newest checkpoint."""
         self.identity, falls = identity(options), self.learner.final_outer_rate != 1
-        found = self.group.from_first(
-            lambda: self.folder.open(options, resume, self._check_tasks, longer=True, rate_falls=falls)
-        )
+        found = self.group.from_first(lambda: self.folder.open(options, resume, self._check_tasks, rate_falls=falls))
         if found is not None:
             self.progress, tensors = found
             self._restore(tensors)
