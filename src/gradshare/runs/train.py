@@ -138,9 +138,8 @@ def train(
                 run.stop = lambda: group.any(asked())
                 return run.finish()
         except PeerLost:
-            signal.signal(
-                signal.SIGTERM, signal.SIG_IGN
-            )  # torchrun sends it to the others, which first report the loss
+            # torchrun sends SIGTERM to the processes that are left, and they have to report the loss first.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             raise
 
 
