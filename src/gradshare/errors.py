@@ -104,4 +104,3 @@ def printable(text: str) -> str:
 # Earlier names, for modules that still use them.
 Unmet = RendezvousFailed
 say_warnings_plainly = print_warnings_as_lines
-shown = short_repr

@@ -297,7 +297,7 @@ def test_schedules_that_cannot_be() -> None:
 
 @pytest.mark.parametrize("options, reason", [
     ({"tasks": 0}, "tasks is 0"), ({"batch": 0}, "batch is 0"), ({"seed": -1}, "seed is -1"),
-    ({"shape": gs.Shape(3, -1, 3)}, "shots is -1"), ({"states": []}, "no state to judge"),
+    ({"shape": gs.Shape(3, -1, 3)}, "shots is -1"), ({"states": []}, "no state to evaluate"),
     ({"tasks": 5.5}, "tasks is 5.5; it must be a whole number"), ({"batch": True}, "batch is True"),
     ({"seed": "x"}, "seed is 'x'; it must be a whole number"),
     ({"shape": (3, 1)}, r"a shape is \(ways, shots, queries\)"), ({"shape": (3, 1, "2")}, "queries is '2'"),

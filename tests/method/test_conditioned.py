@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.cli.test_cli import SMALL, gradshare
-from tests.method.test_identities import every_algorithm, gradients, net, randomised, tasks
-from tests.support.runs import TINY, StopAt, same_run
+from tests.support.learners import every_algorithm, gradients, net, randomised, tasks
 from tests.support.steps import alone, together
 from torch import Tensor
 
 import gradshare as gs
 from gradshare.method.sharing import agreement
-from gradshare.runs import checkpoints
-from gradshare.runs.build import build_learner
-from gradshare.runs.workers import Interrupted
 
 every_norm = pytest.mark.parametrize("norm", ["global", "tensor"])
 every_batch = pytest.mark.parametrize("count", [1, 4])
@@ -211,43 +204,3 @@ def test_tasks_under_test_do_not_see_each_other(algorithm: Any) -> None:
 def test_what_is_neither_true_nor_false_is_refused() -> None:
     with pytest.raises(gs.UserError, match="conditioned is True or False, not 'lam'"):
         gs.GradientSharing(conditioned="lam")  # type: ignore[arg-type]
-
-
-def test_a_run_stopped_and_resumed_is_uninterrupted(dataset: gs.Dataset, tmp_path: Path) -> None:
-    def learner() -> gs.Learner:
-        model = gs.Conv4(ways=3, filters=3, image=(1, 16, 16))
-        return gs.maml(model, steps=2, sharing=gs.GradientSharing(conditioned=True))
-
-    run = gs.train(learner(), dataset, tmp_path / "whole", **TINY)
-    with pytest.raises(Interrupted):
-        gs.train(learner(), dataset, tmp_path / "stopped", display=StopAt(1, 2), **TINY)
-    gs.train(learner(), dataset, tmp_path / "stopped", resume=True, **TINY)
-    for path in checkpoints.listing(tmp_path / "stopped" / "checkpoints"):
-        if not path.name.endswith("iteration-0000"):
-            checkpoints.shutil.rmtree(path)  # the stop's own
-    same_run(tmp_path / "whole", tmp_path / "stopped")
-    assert all(len(line["agreement"]) == 2 and line["agreement"] != [0.0, 0.0] for line in run.metrics)
-    assert run.metrics[-1]["agreement"] == run.state.learned["sharing"]["agreement"].tolist()
-    plain = gs.train(gs.maml(learner().module, steps=2, sharing=gs.GradientSharing()), dataset, tmp_path / "p", **TINY)
-    assert all("agreement" not in line for line in plain.metrics)
-
-
-def test_the_arm_of_the_command_line_is_it(blobs: Path, tmp_path: Path) -> None:
-    words = ["--dataset", blobs, *SMALL, "--epochs", 2, "--iterations", 3, "--norm", "tensor"]
-    arms = [word for arm in ("original", "shared", "conditioned") for word in ("--arms", arm)]
-    result = gradshare("compare", *words, *arms, "--jobs", 2, "--out", tmp_path / "compared")
-    assert "conditioned  epoch 2/2" in result.stdout
-    lines = (tmp_path / "compared" / "conditioned" / "metrics.jsonl").read_text().splitlines()
-    assert [len(json.loads(line)["agreement"]) for line in lines] == [2, 2]
-    page = (tmp_path / "compared" / "report.html").read_text()
-    assert "by how well its gradient agrees with the running mean" in page
-    summary = json.loads((tmp_path / "compared" / "summary.json").read_text())["arms"]["conditioned"]
-    assert summary["against_original"] and summary["against_shared"] and summary["gains"] is None
-    gradshare("train", *words, "--arm", "conditioned", "--out", tmp_path / "alone")
-    same_run(tmp_path / "compared" / "conditioned", tmp_path / "alone")
-    assert "over 6 test tasks" in gradshare("test", tmp_path / "alone", "--tasks", 6).stdout
-    config = gs.load_run(tmp_path / "alone").config
-    ours, theirs = (
-        build_learner(gs.RunConfig(**{**config, "arm": arm}), (1, 16, 16)) for arm in ("conditioned", "shared")
-    )
-    assert ours.init(0).learned["sharing"].keys() - theirs.init(0).learned["sharing"].keys() == {"agreement"}

@@ -1,4 +1,7 @@
-"""What the tests of several processes compute, by one process or by each of several: `python -m tests.support.several FOLDER`."""
+"""What the tests of several processes compute, in one process or in each of several.
+
+Run as `python -m tests.support.several FOLDER`.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def backend(module: nn.Module, adapted: tuple[str, ...], any_layout: bool, preci
 
 
 def check_current(device: torch.device) -> None:
-    """Refuse a GPU that is not the process's current one: graphs and kernels would run on another than its tensors'."""
+    """Raise an error unless this GPU is the process's current one, where CUDA graphs and kernels run."""
     if device.type != "cuda" or device.index is None or not torch.cuda.is_available():
         return
     if device.index != torch.cuda.current_device():
@@ -77,6 +77,6 @@ def not_installed() -> str | None:
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:  # [tasks, n, ways], [tasks, n] -> [tasks]
     """The mean cross-entropy of every task, by our GPU kernels."""
-    from gradshare.engine.conv4.triton import fused
+    from gradshare.engine.conv4.triton import head
 
-    return fused.cross_entropy(logits, targets)
+    return head.cross_entropy(logits, targets)

@@ -28,7 +28,7 @@ FUNCTIONS = {**REPLACED, **RECURRENT}
 
 
 def prepare(model: nn.Module) -> nn.Module:
-    """Copy a module for use with many tasks; refuse what could not be right.
+    """Copy a module for use with many tasks; raise an error for layers whose results would be wrong.
 
     Batch norm in the copy always normalises with the statistics of the batch at hand (transductive).
     """
@@ -132,7 +132,7 @@ def _of_other_types(error: Exception, x: Tensor, fast: Mapping[str, Tensor]) -> 
 
 
 def explained(error: Exception, who: str) -> Exception:
-    """vmap's refusals of what the model or the loss does, as what the user can do; other errors as they are."""
+    """vmap's errors as advice for the user; any other error unchanged."""
     text = " ".join(str(error).split())
     if "randomness" in text:
         return UserError(

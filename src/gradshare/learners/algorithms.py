@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast
 
 from torch import nn
 
 from gradshare.engine import vmapped
-from gradshare.errors import UserError, check_range, shown
-from gradshare.learners.learner import LOSSES, Learner, Loss
+from gradshare.errors import UserError, check_range, short_repr
+from gradshare.learners.learner import Learner
+from gradshare.method.losses import LOSSES, Loss
 from gradshare.method.rules import Rule, chain, rate_per_element, rate_per_tensor_and_step, scale, stop_gradient
 from gradshare.method.variants import first_link, variant
 
@@ -148,19 +150,28 @@ def maml_plus_plus(
         raise UserError("batch norm is either adapted (adapt_norm) or has a value per step (per_step_norm), not both")
     names = _norm_names(model) if per_step_norm or (per_step_norm is None and not adapt_norm) else ()
     links = _links(sharing, rate_per_tensor_and_step, inner_lr)
-    first_order, second_order = chain(stop_gradient(), *links), chain(*links)
-
-    def schedule(epoch: int) -> dict[str, object]:
-        return {
-            "rule": first_order if epoch < plan.first_order_epochs else second_order,
-            "step_weights": multi_step_weights(epoch, steps, plan.multi_step_epochs),
-        }
-
+    schedule = Schedule(plan, steps, chain(stop_gradient(), *links), chain(*links))
     learner = _learner(
         model, links, steps, loss, _body_and_head(model, adapt_norm), per_step=names, schedule=schedule,
         final_outer_rate=plan.final_outer_rate,
     )  # fmt: skip
     return learner.at(0)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What changes from epoch to epoch in MAML++: the rule, and the weights of the query losses."""
+
+    plan: Recipe
+    steps: int
+    first_order: Rule
+    second_order: Rule
+
+    def __call__(self, epoch: int) -> dict[str, object]:
+        return {
+            "rule": self.first_order if epoch < self.plan.first_order_epochs else self.second_order,
+            "step_weights": multi_step_weights(epoch, self.steps, self.plan.multi_step_epochs),
+        }
 
 
 def multi_step_weights(epoch: int, steps: int, epochs: int) -> tuple[float, ...]:
@@ -185,7 +196,7 @@ def _links(sharing: Sharing, rate: Callable[[float], Rule], inner_lr: float) -> 
     except (TypeError, ValueError, RuntimeError):  # the last: a tensor of several numbers
         start = math.nan
     if not 0 <= start < math.inf:
-        raise UserError(f"inner_lr is {shown(inner_lr)}; it must be a finite number, and not below 0")
+        raise UserError(f"inner_lr is {short_repr(inner_lr)}; it must be a finite number, and not below 0")
     first = _first_link(sharing)
     return [rate(start)] if first is None else [first, rate(start)]
 
@@ -202,7 +213,7 @@ def _first_link(sharing: Sharing) -> Rule | None:
     if isinstance(rule, type) or not all(hasattr(rule, part) for part in ("name", "init", "update")):
         raise UserError(
             "sharing is gs.GradientSharing(), a control such as gs.GateOnly(), its name, a rule of your own, or None,"
-            f" not {shown(sharing)}"
+            f" not {short_repr(sharing)}"
         )
     return cast(Rule, rule)
 
@@ -211,7 +222,7 @@ def _learner(
     model: nn.Module, links: list[Rule], steps: int, loss: Loss, adapted: tuple[str, ...], **more: Any
 ) -> Learner:
     if not isinstance(steps, numbers.Integral):
-        raise UserError(f"steps is a whole number, not {shown(steps)}")
+        raise UserError(f"steps is a whole number, not {short_repr(steps)}")
     if steps < 1:
         raise UserError(f"an inner loop has at least one step, not {steps}")
     if not callable(loss) and loss not in LOSSES:
@@ -227,7 +238,7 @@ def _unknown(what: str, value: str, known: Any) -> NoReturn:
 
 def _trainable(model: nn.Module, keep: Callable[[str], bool]) -> tuple[str, ...]:
     if not isinstance(model, nn.Module):
-        raise UserError(f"the model is a torch.nn.Module, not {shown(model)}")
+        raise UserError(f"the model is a torch.nn.Module, not {short_repr(model)}")
     return tuple(name for name, p in model.named_parameters() if p.requires_grad and keep(name))
 
 

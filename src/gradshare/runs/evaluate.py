@@ -12,8 +12,9 @@ from torch import Tensor
 from gradshare.engine.processes import ALONE, Group
 from gradshare.errors import MOST_SEED, check_whole
 from gradshare.learners.arguments import all_states, check_learner_and_source, draw, whole_shape
-from gradshare.learners.learner import Learner, accuracy
+from gradshare.learners.learner import Learner
 from gradshare.method.episodes import Episodes, Shape, TaskSource, task_key
+from gradshare.method.losses import accuracy
 from gradshare.method.state import MetaState
 
 Predict = Callable[[MetaState, Episodes], Tensor]  # -> logits of the query sets, [tasks, n, ways]

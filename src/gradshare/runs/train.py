@@ -138,8 +138,7 @@ def train(
                 run.stop = lambda: group.any(asked())
                 return run.finish()
         except PeerLost:
-            # torchrun sends SIGTERM to the processes that are left, and they have to report the loss first.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from torchrun: the others report the loss first
             raise
 
 
@@ -183,7 +182,9 @@ class _Run:
     def open(self, options: dict[str, Any], resume: bool | None) -> None:
         """Start the folder, or continue from its newest checkpoint."""
         self.identity, falls = identity(options), self.learner.final_outer_rate != 1
-        found = self.group.from_first(lambda: self.folder.open(options, resume, self._check_tasks, rate_falls=falls))
+        found = self.group.from_first(
+            lambda: self.folder.open(options, resume, self._check_tasks, rate_falls=falls)
+        )
         if found is not None:
             self.progress, tensors = found
             self._restore(tensors)
