@@ -14,7 +14,6 @@ from gradshare.files import add_checksum, verify_checksum, written_by_newer
 from gradshare.method.variants import variant
 
 Method = Literal["maml", "metasgd", "mamlpp", "fomaml", "anil"]
-Arm = str  # an earlier name, for modules that still use it
 VERSION = 1
 
 
