@@ -14,6 +14,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from gradshare.reports.page_style import SCRIPT
+from gradshare.runs.model_card import Card
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.reports.test_reports import make_run
@@ -22,11 +24,9 @@ from tests.support.fuzzing import call
 
 import gradshare.reports.write
 from gradshare.cli.app import _print_summary
-from gradshare.errors import DamageWarning, printable, say_warnings_plainly
+from gradshare.errors import DamageWarning, print_warnings_as_lines, printable
 from gradshare.reports import write_report
 from gradshare.reports.formats import latex_text
-from gradshare.reports.page_style import SCRIPT
-from gradshare.runs.model_card import Card
 
 NAMES = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "'><svg/onload=alert(1)>", "</script><b>x"]
 NAMES += [
@@ -222,7 +222,7 @@ def test_a_warning_a_summary_and_a_model_card_have_no_control(
 ) -> None:
     hostile = "\x1b]0;pwned\x07\u202e"
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # put back at the end
-    say_warnings_plainly()
+    print_warnings_as_lines()
     assert warnings.formatwarning(DamageWarning(f"checkpoint {hostile}"), DamageWarning, "file", 1) == (
         "gradshare: checkpoint \\x1b]0;pwned\\x07\\u202e\n"
     )

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gradshare.reports.against import T_975, spread
+from gradshare.reports.description import training_command
+from gradshare.reports.experiments import group
+from gradshare.reports.headline import headline, key_figures, pairs, unfinished, verdict_text
+from gradshare.reports.hover import hover
+from gradshare.reports.run_tables import threshold_table
 from tests.reports.test_reports import HOSTILE, drawn, make_run, outcome
 
 from gradshare.experiments.presets import PRESETS, preset
 from gradshare.reports import compare_runs, curves, find_runs, findings, gates, write_report
-from gradshare.reports.against import T_975, spread
-from gradshare.reports.description import training_command
-from gradshare.reports.experiments import group
 from gradshare.reports.formats import csv_experiments, latex, latex_text, markdown
-from gradshare.reports.headline import headline, key_figures, pairs, unfinished, verdict_text
-from gradshare.reports.hover import hover
 from gradshare.reports.paper import TABLE, departures, experiment_of, paper_cell
-from gradshare.reports.run_tables import threshold_table
 from gradshare.reports.tables import accuracy_tables, all_tables, paper_table, seeds_table, speed_table
 
 PAPER = {"dataset": "cub", "shots": 5, "inner_lr": 0.1, "steps": 5}

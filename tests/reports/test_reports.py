@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gradshare.reports.against import choose_thresholds
+from gradshare.reports.hover import Drawing
+from gradshare.reports.legends import legend_label
+from gradshare.runs.finished import finish
 
 import gradshare as gs
 import gradshare.reports
@@ -28,10 +32,6 @@ from gradshare.reports import (
     table,
     write_report,
 )
-from gradshare.reports.against import choose_thresholds
-from gradshare.reports.hover import Drawing
-from gradshare.reports.legends import legend_label
-from gradshare.runs.finished import finish
 
 Curve = list[float | None]
 ORIGINAL: Curve = [0.20, 0.30, 0.40, 0.50, 0.60, 0.60]
