@@ -9,12 +9,15 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from gradshare.errors import UserError
+from gradshare.errors import UserError, shown
 
 NEW = ".new"  # how the name of a file or folder ends while it is being written; it begins with a dot
 
@@ -162,6 +165,99 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _within(value: Any) -> list[Any]:
     return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+
+
+T = TypeVar("T")
+LARGEST = 1e100  # squares and sums of smaller numbers stay finite
+
+
+def record(kind: type[T], data: Any, where: str) -> T:
+    """Build a dataclass from a JSON object; a missing field or a value of the wrong type raises a UserError.
+
+    The type hints say what is valid: int, float, str, bool, Literal, `X | None`, `tuple[X, ...]` and dataclasses.
+    A field with a default may be missing. Fields that the dataclass does not have are ignored.
+
+    Args:
+        where: the file, and the line if it has several, for the message.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Point:
+        ...     x: float
+        ...     name: str = ""
+        >>> record(Point, {"x": 1}, "points.json")
+        Point(x=1.0, name='')
+        >>> record(Point, {"x": "1"}, "points.json")
+        Traceback (most recent call last):
+        gradshare.errors.UserError: points.json is damaged: x is '1', not a number
+    """
+    read: Reader = _reader(kind)  # type: ignore[arg-type]  # every class is hashable
+    try:
+        value: T = read(data, "it")
+    except ValueError as error:
+        raise UserError(f"{where} is damaged: {error}") from None
+    return value
+
+
+Reader = Callable[[Any, str], Any]  # a JSON value and its name; ValueError says what is wrong with it
+NAMES = {int: "a whole number", str: "text", bool: "true or false"}
+
+
+@cache  # a report reads tens of thousands of lines
+def _reader(kind: Any) -> Reader:
+    if is_dataclass(kind):
+        return _dataclass_reader(kind)
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        read = _reader(inner[0])
+        return lambda value, name: None if value is None else read(value, name)
+    if origin is tuple:
+        return _sequence_reader(_reader(inner[0]))
+    if kind is float:
+        return _read_number
+    if origin is Literal:
+        return _checked(lambda value: value in inner, f"one of {', '.join(map(str, inner))}")
+    return _checked(lambda value: type(value) is kind, NAMES[kind])
+
+
+def _dataclass_reader(kind: Any) -> Reader:
+    hints = get_type_hints(kind)
+    readers = {field.name: _reader(hints[field.name]) for field in fields(kind)}
+    required = {field.name for field in fields(kind) if field.default is MISSING}
+
+    def read(value: Any, name: str) -> Any:
+        if not isinstance(value, dict):
+            raise ValueError(f"{name} is {shown(value)}, not a JSON object")
+        if missing := required - value.keys():
+            raise ValueError(f"{name} has no {', '.join(sorted(missing))}")
+        return kind(**{name: read(value[name], name) for name, read in readers.items() if name in value})
+
+    return read
+
+
+def _sequence_reader(item: Reader) -> Reader:
+    def read(value: Any, name: str) -> Any:
+        if not isinstance(value, list):
+            raise ValueError(f"{name} is {shown(value)}, not a list")
+        return tuple(item(one, f"a value of {name}") for one in value)
+
+    return read
+
+
+def _read_number(value: Any, name: str) -> float:
+    if type(value) not in (int, float) or not -LARGEST < value < LARGEST:  # NaN fails every comparison
+        raise ValueError(f"{name} is {shown(value)}, not a number")
+    return float(value)
+
+
+def _checked(valid: Callable[[Any], bool], wanted: str) -> Reader:
+    def read(value: Any, name: str) -> Any:
+        if not valid(value):
+            raise ValueError(f"{name} is {shown(value)}, not {wanted}")
+        return value
+
+    return read
 
 
 def check_output(path: Path, beginning: bytes, kind: str) -> None:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.support.fuzzing import Ended, call
 from tests.cli.test_cli import SMALL
+from tests.support.fuzzing import Ended, call
 
 import gradshare as gs
 

@@ -12,17 +12,17 @@ from typing import Any
 
 import torch
 
-from gradshare.learners import algorithms
+from gradshare.data.dataset import Dataset, load_dataset
 from gradshare.engine.conv4 import triton as kernels
 from gradshare.engine.networks import Conv4
-from gradshare.runs.config import Arm, RunConfig, Training, taken_up
-from gradshare.method.controls import BatchOnly, GateOnly, MemoryOnly
-from gradshare.data.dataset import Dataset, load_dataset
-from gradshare.runs.display import Display
 from gradshare.engine.processes import ALONE, Group
 from gradshare.errors import UserError
+from gradshare.learners import algorithms
 from gradshare.learners.learner import Learner, Precision
+from gradshare.method.controls import BatchOnly, GateOnly, MemoryOnly
 from gradshare.method.sharing import GradientSharing
+from gradshare.runs.config import Arm, RunConfig, Training, taken_up
+from gradshare.runs.display import Display
 from gradshare.runs.training import Trained, train
 from gradshare.runs.workers import own_cores
 

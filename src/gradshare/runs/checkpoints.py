@@ -23,8 +23,18 @@ from safetensors import torch as safetensors
 from torch import Tensor
 
 from gradshare.errors import DamageWarning, UserError
-from gradshare.files import NEW, opened, sealed, sha256, sync, write_synced, writing, written_by_newer
-from gradshare.files import parse_json, read_bytes
+from gradshare.files import (
+    NEW,
+    opened,
+    parse_json,
+    read_bytes,
+    sealed,
+    sha256,
+    sync,
+    write_synced,
+    writing,
+    written_by_newer,
+)
 
 NAME = re.compile(r"epoch-(\d+)-iteration-(\d+)")
 VERSION = 1

@@ -8,10 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from gradshare.errors import UserError
-from gradshare.files import opened, sealed, written_by_newer
-from gradshare.errors import MOST, MOST_SEED, MOST_THREADS, check_range, shown
-from gradshare.files import parse_json, read_text
+from gradshare.errors import MOST, MOST_SEED, MOST_THREADS, UserError, check_range, shown
+from gradshare.files import opened, parse_json, read_text, sealed, written_by_newer
 
 Method = Literal["maml", "metasgd", "mamlpp", "fomaml", "anil"]
 Arm = Literal["original", "shared", "half-rate", "gate-only", "batch-only", "memory-only", "conditioned"]

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradshare.learners.arguments import all_states, check_learner_and_source, draw, whole_shape
 from gradshare.engine.processes import ALONE, Group
-from gradshare.method.episodes import Episodes, Shape, TaskSource, task_key
-from gradshare.learners.learner import Learner, accuracy
 from gradshare.errors import MOST_SEED, check_whole
+from gradshare.learners.arguments import all_states, check_learner_and_source, draw, whole_shape
+from gradshare.learners.learner import Learner, accuracy
+from gradshare.method.episodes import Episodes, Shape, TaskSource, task_key
 from gradshare.method.state import MetaState
 
 Predict = Callable[[MetaState, Episodes], Tensor]  # -> logits of the query sets, [tasks, n, ways]

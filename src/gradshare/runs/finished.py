@@ -8,8 +8,7 @@ from types import NoneType
 from typing import Any
 
 from gradshare.errors import UserError
-from gradshare.files import sha256, write_whole
-from gradshare.files import parse_json, read_bytes, read_text
+from gradshare.files import parse_json, read_bytes, read_text, sha256, write_whole
 
 
 def finish(folder: Path, summary: dict[str, Any]) -> None:

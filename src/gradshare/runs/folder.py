@@ -1,219 +1,244 @@
-"""A run folder: opening it, what it says of its epochs, and writing its files whole."""
+"""Run folders: the one place that knows which files a run consists of, what is in them and how far the run is.
+
+    config.json      every option, with a checksum
+    metrics.jsonl    a line for each epoch; a run that is repeated writes the same bytes
+    timings.jsonl    the seconds of each epoch
+    checkpoints/     the state after the last epochs and after the best ones
+    diverged.json    why the run was stopped, if its numbers were no longer finite
+    summary.json     the best epoch and the test
+    DONE             SHA-256 of config.json, metrics.jsonl and summary.json, as `sha256sum --check` reads them
+
+Reports and grids read runs without PyTorch, so this module imports nothing heavy.
+"""
 
 from __future__ import annotations
 
-import json
 import math
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from itertools import count
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
-import torch
-from torch import Tensor
+from gradshare.errors import UserError
+from gradshare.files import parse_json, read_bytes, read_text, record, sha256
+from gradshare.runs import locks
+from gradshare.runs.config import RunConfig, read_config, run_config
+from gradshare.runs.divergence import Divergence
 
-from gradshare.runs import checkpoints
-from gradshare.runs.checkpoints import Progress
-from gradshare.runs.config import another_run, config_text, identity, read_config
-from gradshare.errors import DamageWarning, UserError, out_of_memory
-from gradshare.runs.evaluation import Evaluation
-from gradshare.files import NEW, sync, tidy, write_whole, writing
-from gradshare.runs.finished import damage
-from gradshare.method.state import MetaState, check_fit
-
-STATE = ("params", "learned", "memory")  # how the names of a state's tensors begin
-ENSEMBLE = 5  # best epochs kept, and their number in the ensemble
+Status = Literal["waiting", "running", "stopped", "failed", "diverged", "done"]
+"""How far a run is. The files of a run never say "failed": whoever starts runs in other processes notes that."""
+ENSEMBLE = 5  # best epochs whose checkpoints are kept, and which together are the ensemble of the test
+CONFIG, METRICS, TIMINGS, SUMMARY, DONE = "config.json", "metrics.jsonl", "timings.jsonl", "summary.json", "DONE"
+NOTE = "diverged.json"
 
 
-def open_folder(
-    folder: Path,
-    config: dict[str, Any],
-    resume: bool | None,
-    check: Callable[[], None],
-    longer: bool = False,
-    rate_falls: bool = False,
-) -> tuple[Progress, dict[str, Tensor]] | None:
-    """Start a run's folder, or find the newest sound checkpoint that it holds, if there is one.
+@dataclass(frozen=True)
+class Epoch:
+    """A line of metrics.jsonl. Accuracies are None for regression; losses are None if no task has a finite one."""
 
-    Args:
-        resume: whether it must hold a run, or must not; None leaves that open.
-        check: refuses what cannot be trained; called before the folder of a new run is made.
-        longer: whether the run may have more epochs now than it was begun with; `lengthen` then makes it so.
-        rate_falls: whether the outer rate of an epoch depends on how many there are.
-    """
-    begun = (folder / "config.json").exists()
-    if begun and resume is False:
-        raise UserError(f"{folder} already holds a run: go on with it (train --resume), or choose another folder")
-    if begun or resume:
-        return _find(folder, config, longer, rate_falls)
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; choose another folder")
-    if folder.exists() and any(path.name != f".config.json{NEW}" for path in folder.iterdir()):
-        raise UserError(f"{folder} is not empty and not a run; choose another folder")
-    check()
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        sync(folder.parent)
-    write_whole(folder / "config.json", config_text(config))
-    return None
+    epoch: int  # from 1
+    train_loss: float | None = None
+    train_accuracy: float | None = None
+    skipped: int = 0  # meta-steps not taken, because something was not finite
+    val_loss: float | None = None
+    val_accuracy: float | None = None
+    val_interval: float | None = None  # half the 95 % interval over tasks: of the accuracy, or else of the loss
+    val_diverged: int = 0  # validation tasks without a finite loss
+    m: tuple[float, ...] | None = None  # the gates of every inner step, after the sigmoid; None: the arm has none
+    lam: tuple[float, ...] | None = None
+    agreement: tuple[float, ...] | None = None
 
 
-def _find(
-    folder: Path, config: dict[str, Any], longer: bool, rate_falls: bool
-) -> tuple[Progress, dict[str, Tensor]] | None:
-    stored, wanted = read_config(folder), json.loads(json.dumps(config, default=str))
-    more = longer and type(stored.get("epochs")) is int and wanted["epochs"] > stored["epochs"]
-    if more and rate_falls:
-        raise another_run(folder, stored["epochs"], wanted["epochs"])
-    for name in sorted(set(wanted) | set(stored)):
-        if wanted.get(name) != stored.get(name) and not (name == "epochs" and more):
-            raise UserError(
-                f"the run in {folder} has {name} = {stored.get(name)!r}, not {wanted.get(name)!r};"
-                " resume with the same options, or choose another folder"
-            )
-    with writing(folder):
-        checkpoints.recover(folder / "checkpoints")
-    found = checkpoints.newest(folder / "checkpoints", identity(stored))
-    if found is not None and found[0].iteration > stored["iterations"]:
-        raise UserError(f"{found[0].name} in {folder} is after the {stored['iterations']} iterations of an epoch")
-    metrics = folder / "metrics.jsonl"
-    if found is None and ((metrics.exists() and metrics.stat().st_size) or (folder / "DONE").exists()):
-        raise UserError(
-            f"the run in {folder} has trained, but its checkpoints are gone: restore them from a copy,"
-            " or start the run again in another folder"
-        )
-    return found
+@dataclass(frozen=True)
+class Timing:
+    """A line of timings.jsonl."""
+
+    epoch: int
+    train_seconds: float
+    val_seconds: float
 
 
-@contextmanager
-def begun_in_vain(folder: Path) -> Iterator[None]:
-    """A run that its first memory is too much for leaves no folder: it has to be begun with other options."""
-    new = not (folder / "config.json").exists()
-    with tidy(folder):
+Line = TypeVar("Line", Epoch, Timing)
+
+
+@dataclass(frozen=True)
+class Score:
+    """The mean over the test tasks."""
+
+    accuracy: float | None  # None for regression
+    interval: float | None  # half the 95 % interval over tasks: of the accuracy, or else of the loss
+    loss: float | None
+    diverged: int = 0  # tasks without a finite loss
+    epochs: tuple[int, ...] = ()  # one, or those of the ensemble
+
+
+@dataclass(frozen=True)
+class Test:
+    """The best epoch alone, and the ensemble of the best epochs, on the test tasks."""
+
+    tasks: int
+    best: Score
+    ensemble: Score
+    __test__ = False  # pytest would take the class for a test
+
+
+@dataclass(frozen=True)
+class Summary:
+    """summary.json of a finished run."""
+
+    best_epoch: int
+    best_val_accuracy: float | None = None
+    best_val_loss: float | None = None
+    test: Test | None = None
+
+
+class RunFolder:
+    """A run on disk. Every file that cannot be read, or holds something else, raises a UserError that names it."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunFolder) and self.path == other.path
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
+    def exists(self) -> bool:
+        """Whether a run was started here."""
+        return (self.path / CONFIG).is_file()
+
+    def options(self) -> dict[str, Any]:
+        """The content of config.json, with its checksum and version verified."""
+        return read_config(self.path)
+
+    def config(self) -> RunConfig | None:
+        """The options as a RunConfig; None if the run was started from Python with a learner of your own."""
+        options = self.options()
+        return run_config(options, self.path) if "method" in options else None
+
+    def epochs(self) -> list[Epoch]:
+        """The metrics of the epochs finished so far."""
+        return self._lines(METRICS, Epoch)
+
+    def timings(self) -> list[Timing]:
+        return self._lines(TIMINGS, Timing)
+
+    def summary(self) -> Summary | None:
+        """The result; None if the run is not finished."""
+        data = self._json(SUMMARY)
+        if data is None:
+            return None
+        found = record(Summary, data, str(self.path / SUMMARY))
+        if found.test is None:
+            return found
+        best = record(_BestEpoch, data["test"]["best"], str(self.path / SUMMARY))
+        return replace(found, test=replace(found.test, best=replace(found.test.best, epochs=(best.epoch,))))
+
+    def divergence(self) -> Divergence | None:
+        """Why the run was stopped; None if it did not diverge."""
+        data = self._json(NOTE)
+        return None if data is None else record(Divergence, data, str(self.path / NOTE))
+
+    def damage(self) -> str:
+        """What is wrong with the files of a finished run; "" if nothing is, or the run is not finished."""
+        if not (self.path / DONE).exists():
+            return ""
         try:
-            yield
-        except Exception as error:
-            if new and out_of_memory(error) and not (folder / "checkpoints").exists():
-                (folder / "config.json").unlink(missing_ok=True)
+            if self.summary() is None:
+                return f"{SUMMARY} is missing"
+            sound = read_text(self.path / DONE) == self._checksums()
+        except UserError as error:
+            return str(error)
+        except OSError as error:
+            return f"{error.strerror}: {error.filename}"
+        return "" if sound else f"its files do not match the checksums in {DONE}"
+
+    def holder(self) -> str | None:
+        """The process that trains the run now, in words; None if none does."""
+        found = locks.holder(self.path)
+        return None if found is None else str(found)
+
+    def status(self) -> Status:
+        """How far the run is, from its files alone."""
+        if not self.exists():
+            return "running" if self.holder() else "waiting"
+        if (self.path / DONE).exists():
+            return "done"
+        if self.holder():
+            return "running"
+        return "diverged" if (self.path / NOTE).exists() else "stopped"
+
+    def _checksums(self) -> str:
+        names = (CONFIG, METRICS, SUMMARY)
+        return "".join(f"{sha256(read_bytes(self.path / name))}  {name}\n" for name in names)
+
+    def _json(self, name: str) -> Any:
+        """The content of a JSON file; None if there is no such file."""
+        path = self.path / name
+        try:
+            return parse_json(read_text(path))
+        except FileNotFoundError:
+            return None
+        except UserError:
             raise
+        except ValueError as error:
+            raise UserError(f"{path} is damaged: {error}") from None
+
+    def _lines(self, name: str, kind: type[Line]) -> list[Line]:
+        """The lines of a file with a line for each epoch; none if there is no such file."""
+        path = self.path / name
+        try:
+            lines = read_text(path).splitlines()
+        except FileNotFoundError:
+            return []
+        return list(_parse_lines(path, kind, lines))
 
 
-def lengthen(folder: Path, config: dict[str, Any]) -> None:
-    """Have a run's `config.json` say that it is to have more epochs, if it is.
-
-    What the run said of its end goes first: killed in between, it is an unfinished run of so many epochs as before.
-    """
-    if read_config(folder)["epochs"] == config["epochs"]:
-        return
-    with writing(folder):
-        for name in ("DONE", "summary.json"):
-            (folder / name).unlink(missing_ok=True)
-            sync(folder)
-    write_whole(folder / "config.json", config_text(config))
+@dataclass(frozen=True)
+class _BestEpoch:
+    epoch: int  # the best epoch alone has `epoch`, the ensemble has `epochs`
 
 
-def take_up(folder: Path, progress: Progress, epochs: int) -> None:
-    """Bring everything in a run's folder to where the checkpoint is that the run goes on from."""
-    with writing(folder):
-        checkpoints.set_aside(folder / "checkpoints", progress)
-        checkpoints.prune(folder / "checkpoints", best_epochs(progress.metrics))
-        for left in folder.glob(f".*{NEW}"):
-            left.unlink()
-        write_lines(folder, progress)
-        done = (folder / "DONE").exists()
-        reason = damage(folder)
-        if done and (reason or progress.epoch < epochs):
-            (folder / "DONE").unlink()
-    if reason and progress.epoch == epochs:
-        warnings.warn(f"the run in {folder} is damaged: {reason}; it is tested again", DamageWarning, stacklevel=2)
-    if not (folder / "DONE").exists():
-        _tell_lost(folder, best_epochs(progress.metrics))
+def _parse_lines(path: Path, kind: type[Line], lines: list[str]) -> Iterator[Line]:
+    last = 0
+    for number, line in enumerate(lines, 1):
+        where = f"{path}, line {number},"
+        try:
+            found = record(kind, parse_json(line), where)
+        except UserError:
+            raise
+        except ValueError as error:
+            raise UserError(f"{where} is damaged: {error}") from None
+        if found.epoch <= last:
+            raise UserError(f"{where} is damaged: epoch {found.epoch} comes after epoch {last}")
+        last = found.epoch
+        yield found
 
 
-def _tell_lost(folder: Path, epochs: list[int]) -> None:
-    """Say which of the best epochs have no checkpoint any more, while there is time to bring it back."""
-    lost = [epoch for epoch in sorted(epochs) if not checkpoints.of_epoch(folder / "checkpoints", epoch).exists()]
-    if lost:
-        warnings.warn(
-            f"the run in {folder} has lost checkpoints of its best epochs so far ({', '.join(map(str, lost))}): unless"
-            " others become better, the test will need them, so restore them from a copy",
-            DamageWarning,
-            stacklevel=3,
-        )
+def best_epochs(epochs: Sequence[Epoch], count: int = ENSEMBLE) -> list[int]:
+    """The epochs with the best validation, best first; of two equal ones the earlier first.
 
-
-def write_lines(folder: Path, progress: Progress) -> None:
-    """The files with a line an epoch."""
-    for name, lines in {"metrics": progress.metrics, "timings": progress.timings}.items():
-        write_whole(folder / f"{name}.jsonl", "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
-
-
-def best_epochs(metrics: list[dict[str, Any]], count: int = ENSEMBLE) -> list[int]:
-    """The epochs of the best validation, best first, the earlier first where two are equal.
-
-    By accuracy; where there is none by loss, with epochs in which fewer tasks diverged before all others.
+    By accuracy; for regression by loss, with epochs in which fewer tasks diverged before all others.
     """
 
-    def rank(line: dict[str, Any]) -> tuple[float, float]:
-        if line["val_accuracy"] is not None:
-            return 0, -line["val_accuracy"]
-        return line.get("val_diverged", 0), math.inf if line["val_loss"] is None else line["val_loss"]
+    def rank(line: Epoch) -> tuple[float, float]:
+        if line.val_accuracy is not None:
+            return 0, -line.val_accuracy
+        return line.val_diverged, math.inf if line.val_loss is None else line.val_loss
 
-    return [line["epoch"] for line in sorted(metrics, key=rank)[:count]]
-
-
-def best_value(metrics: list[dict[str, Any]]) -> dict[str, float | None]:
-    """The best validation, by its name in the summary."""
-    best = metrics[best_epochs(metrics)[0] - 1]
-    name = "val_loss" if best["val_accuracy"] is None else "val_accuracy"
-    return {f"best_{name}": best[name]}
+    return [line.epoch for line in sorted(epochs, key=rank)[:count]]
 
 
-def described(evaluation: Evaluation) -> dict[str, float | None]:
-    return {
-        "accuracy": evaluation.accuracy,
-        "interval": evaluation.interval,
-        "loss": evaluation.loss,
-        "diverged": evaluation.diverged,
-    }
-
-
-def gates(state: MetaState) -> dict[str, list[float] | None]:
-    """sig(m) and sig(lam) of every inner step; where the gates are conditioned on the task, by how much."""
-    sharing = state.learned.get("sharing", {})
-    found = {name: sharing[name].sigmoid().tolist() if name in sharing else None for name in ("m", "lam")}
-    return {**found, "agreement": sharing["agreement"].tolist()} if "agreement" in sharing else found
-
-
-def load_state(state: MetaState, tensors: dict[str, Tensor]) -> None:
-    """Fill a state of the same shape with the tensors of a checkpoint."""
-    fill(state.tensors(), {name: tensor for name, tensor in tensors.items() if name.partition("/")[0] in STATE})
-
-
-@torch.no_grad()
-def fill(places: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
-    """Give tensors the values that a checkpoint has for just these, once all of them fit."""
-    check_fit(places, tensors)
-    for name, place in places.items():
-        place.copy_(tensors[name])
-
-
-def load_epoch(folder: Path, epoch: int) -> dict[str, Tensor]:
-    """The tensors of a run at the end of an epoch."""
-    path = checkpoints.of_epoch(folder / "checkpoints", epoch)
-    if not path.exists():
-        kept = ", ".join(path.name for path in checkpoints.listing(folder / "checkpoints")) or "none"
-        raise UserError(f"the checkpoint of epoch {epoch} of the run in {folder} is not kept; there are {kept}")
-    try:
-        return checkpoints.load(path, identity(read_config(folder)))[1]
-    except checkpoints.Damaged as error:
-        raise checkpoints.Damaged(
-            f"{error}; the test needs epoch {epoch}: restore it from a copy, or start the run again in another folder"
-        ) from None
-
-
-def next_free(parent: Path) -> Path:
-    """The first of run-1, run-2, ... that is not there."""
-    return next(path for number in count(1) if not (path := parent / f"run-{number}").exists())
+def find_runs(where: Path, levels: int = 3) -> list[RunFolder]:
+    """Every run folder in a folder and so many levels below it, sorted by path; a run folder is not searched."""
+    folder = RunFolder(where)
+    if folder.exists():
+        return [folder]
+    if levels == 0 or not where.is_dir():
+        return []
+    children = sorted(path for path in where.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return [run for child in children for run in find_runs(child, levels - 1)]

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gradshare.errors import UserError
-from gradshare.files import tidy
-from gradshare.files import parse_json, read_text
+from gradshare.files import parse_json, read_text, tidy
 
 LEASE, RENEWAL = 120.0, 15.0  # seconds
 

@@ -19,18 +19,27 @@ from safetensors import torch as safetensors
 from torch import Tensor
 
 from gradshare import __version__
+from gradshare.errors import UserError, check_range, path_of
+from gradshare.files import (
+    NEW,
+    opened,
+    parse_json,
+    read_bytes,
+    sealed,
+    sha256,
+    sync,
+    write_synced,
+    writing,
+    written_by_newer,
+)
 from gradshare.learners.arguments import check_learner, check_state
-from gradshare.runs.config import RunConfig
-from gradshare.errors import UserError
-from gradshare.runs.evaluation import Evaluation
-from gradshare.files import NEW, opened, sealed, sha256, sync, write_synced, writing, written_by_newer
 from gradshare.learners.learner import Learner
-from gradshare.errors import check_range, path_of
-from gradshare.runs.model_card import Card, Score
-from gradshare.files import parse_json, read_bytes
-from gradshare.runs.folder import load_state
-from gradshare.runs.build import build_learner
 from gradshare.method.state import MetaState, check_fit
+from gradshare.runs.build import build_learner
+from gradshare.runs.config import RunConfig
+from gradshare.runs.evaluation import Evaluation
+from gradshare.runs.model_card import Card, Score
+from gradshare.runs.run_folder import load_state
 
 VERSION = 1
 MOST = {"steps": 1_000, "ways": 10_000, "filters": 10_000}  # in a folder that others may have made

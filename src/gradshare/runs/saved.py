@@ -6,18 +6,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gradshare.runs import checkpoints
-from gradshare.runs.config import RunConfig, identity, read_config, run_config
 from gradshare.data.dataset import Dataset, load_dataset
-from gradshare.errors import UserError
-from gradshare.runs.finished import test_of
+from gradshare.errors import UserError, path_of
 from gradshare.learners.learner import Learner
-from gradshare.errors import path_of
+from gradshare.method.state import MetaState, check_fit
+from gradshare.runs import checkpoints
+from gradshare.runs.build import build_learner
+from gradshare.runs.config import RunConfig, identity, read_config, run_config
+from gradshare.runs.finished import test_of
 from gradshare.runs.model_card import Card, Score
 from gradshare.runs.pretrained import write_model
-from gradshare.runs.folder import best_epochs, load_epoch
-from gradshare.runs.build import build_learner
-from gradshare.method.state import MetaState, check_fit
+from gradshare.runs.run_folder import best_epochs, load_epoch
 
 OF_THE_MACHINE = ("device", "engine", "precision", "threads")
 PIXELS = {"unit": "from 0 to 1", "imagenet": "from 0 to 1, then with ImageNet's mean and deviation taken out"}

@@ -17,9 +17,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from gradshare.engine.processes import ALONE, Group, Lost, OutOfStep
-from gradshare.errors import Unmet, UserError
+from gradshare.errors import MOST, Unmet, UserError
 from gradshare.runs.interruption import Interrupted
-from gradshare.errors import MOST
 from gradshare.runs.workers import FAILED, STOPPED, one_of_several
 
 TIMEOUT = 60.0  # seconds

@@ -16,26 +16,27 @@ from typing import Any
 
 import torch
 
-from gradshare.runs import checkpoints
+from gradshare.engine.cuda_graph import Engine, chosen_engine
+from gradshare.engine.processes import ALONE, Group
+from gradshare.errors import path_of
+from gradshare.files import write_whole
 from gradshare.learners.arguments import check_learner_and_source, draw
+from gradshare.learners.graphs import GraphedPrediction, GraphedStep
+from gradshare.learners.learner import Learner, Outcome, Precision
+from gradshare.learners.outer import adam_tensors, cosine, meta_step, optimiser, restore_adam, set_rate
+from gradshare.method.episodes import Episodes, Shape, TaskSource, task_key
+from gradshare.method.state import MetaState
+from gradshare.runs import checkpoints
 from gradshare.runs.arguments import further_entries, training_of
 from gradshare.runs.checkpoints import Progress
 from gradshare.runs.config import Training, identity
 from gradshare.runs.display import Display, Silent
-from gradshare.engine.processes import ALONE, Group
 from gradshare.runs.divergence import NOTE, Diverged, Divergence, Watch, refuse
-from gradshare.method.episodes import Episodes, Shape, TaskSource, task_key
 from gradshare.runs.evaluation import Evaluation, evaluate, finite_mean
-from gradshare.files import write_whole
 from gradshare.runs.finished import finish
-from gradshare.engine.cuda_graph import Engine, chosen_engine
-from gradshare.learners.graphs import GraphedPrediction, GraphedStep
 from gradshare.runs.interruption import Interrupted, stop_requests
-from gradshare.learners.learner import Learner, Outcome, Precision
-from gradshare.errors import path_of
 from gradshare.runs.locks import locked
-from gradshare.learners.outer import adam_tensors, cosine, meta_step, optimiser, restore_adam, set_rate
-from gradshare.runs.folder import (
+from gradshare.runs.run_folder import (
     begun_in_vain,
     best_epochs,
     best_value,
@@ -50,7 +51,6 @@ from gradshare.runs.folder import (
     take_up,
     write_lines,
 )
-from gradshare.method.state import MetaState
 
 
 @dataclass(frozen=True)
