@@ -89,7 +89,7 @@ def compare(
     chosen = list(dict.fromkeys([*arms, *(CONTROLS if controls else ())]))
     if not chosen:
         raise UserError("there is no comparison without an arm: give at least one to --arms")
-    with bar("building the data set, once", "classes") as progress:  # once, before several processes want it
+    with bar("building the data set, once", "images") as progress:  # once, before several processes want it
         load_dataset(config.dataset, config.pixels, progress)
     at_a_time, threads = side_by_side(jobs, len(chosen), settle(config).device)
     each = "" if at_a_time == 1 else f"{at_a_time} arms at a time, each "
@@ -172,7 +172,7 @@ def _train(config: RunConfig, folder: Path, resume: bool, group: Group, go_on: s
     from gradshare.runs.torchrun import first_of_machine_first
 
     group.share(config.tasks)  # refuses more processes than tasks
-    with first_of_machine_first(group), bar("building the data set, once", "classes") as progress:
+    with first_of_machine_first(group), bar("building the data set, once", "images") as progress:
         dataset = load_dataset(config.dataset, config.pixels, progress)
     settled = settle(config, group)
     if not group.first:

@@ -237,7 +237,7 @@ def _load_data(cells: list[Cell]) -> None:
     from gradshare.data.dataset import load_dataset
 
     for dataset, pixels in dict.fromkeys((cell.config.dataset, cell.config.pixels) for cell in cells):
-        with bar("building the data set, once", "classes") as progress:
+        with bar("building the data set, once", "images") as progress:
             load_dataset(dataset, pixels, progress)
 
 
