@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -94,3 +96,24 @@ def test_a_folder_counts_only_if_it_holds_a_store(tmp_path: Path, monkeypatch: p
     assert gs.load_dataset("mine").index.images == gs.load_dataset(tmp_path / "mine").index.images == 6
     with pytest.raises(gs.UserError, match="gradshare data import cub PATH --transform resize"):
         gs.load_dataset("cub-resize")
+
+
+BLOCKED = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("fcntl", "pooch", "requests", "filelock", "platformdirs", "PIL", "matplotlib"):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Blocked())
+sys.modules.pop("fcntl", None)
+from gradshare.data.dataset import load_dataset
+print(load_dataset(sys.argv[1]).sample("train", (3, 1, 2), 2, (0,)).query_x.shape)
+"""
+
+
+def test_reading_a_store_needs_torch_and_numpy_alone() -> None:
+    words = [sys.executable, "-c", BLOCKED, str(Path(__file__).parent / "fixtures" / "store")]
+    result = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "torch.Size([2, 6, 3, 5, 6])" in result.stdout, result.stderr

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from cyclopts import App
 
 from gradshare.cli.waiting import bar, stoppable
-from gradshare.data.sources import BUILT_IN, DOWNLOADS, PUBLISHED, SOURCES, Downloadable, Kind, Transform, find_store
+from gradshare.data.sources import BUILT_IN, DOWNLOADS, PUBLISHED, SOURCES, Downloadable, Kind, Transform, missing
 from gradshare.errors import MOST, MOST_SEED, UserError, check_range, printable
 from gradshare.files import check_output
 from gradshare.method import SPLITS
@@ -150,9 +150,9 @@ def verify(*names: str) -> None:
     if not names:
         raise UserError("give the name of a data set: gradshare data verify NAME")
     for name in names:
-        folder = find_store(name)
-        if not folder.exists():
-            raise UserError(f"there is no data set '{name}'; gradshare data list shows all")
+        folder = store.find_store(name)
+        if folder is None:
+            raise missing(name)
         with bar(f"reading {name}", "images") as progress:
             index, sha256, blank = store.verify(folder, progress)
         _print_counts(index)

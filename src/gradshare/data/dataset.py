@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradshare.data.sources import BUILT_IN, find_store, how_to_make
-from gradshare.data.store import Image, Index, Progress, data_folder, read_images, read_index
+from gradshare.data.sources import BUILT_IN, missing
+from gradshare.data.store import Image, Index, Progress, data_folder, find_store, is_store, read_images, read_index
 from gradshare.errors import UserError, check_range
 from gradshare.method import SPLITS
 from gradshare.method.episodes import Episodes, Shape, choose, episodes_from
@@ -139,20 +139,25 @@ def load_dataset(
         pixels: `"unit"`, 0 to 1, or `"imagenet"`, normalised by ImageNet's mean and standard deviation.
         progress: called with (images done, images in all) while a built-in data set is being built.
     """
-    name, folder = str(name_or_folder), find_store(name_or_folder)
-    if not folder.exists():
-        if name not in BUILT_IN:
-            known = how_to_make(name)
-            raise UserError(
-                f"there is no data set '{name}': it is neither a folder, nor in {data_folder()},"
-                f" nor built in ({', '.join(BUILT_IN)})" + (f"; to make it: {known}" if known else "")
-            )
-        from gradshare.data.sources.importing import build
-
-        build(name, [], folder, progress=progress)
+    folder = find_store(name_or_folder) or _built(str(name_or_folder), progress)
     index = read_index(folder)
     if pixels not in ("unit", "imagenet"):
         raise UserError(f"pixels is 'unit' or 'imagenet', not '{pixels}'")
     if pixels == "imagenet" and index.image[2] != 3:
         raise UserError(f"imagenet scaling needs 3 channels; {index.name} has {index.image[2]}")
     return Dataset(index, read_images(folder, index), pixels)
+
+
+def _built(name: str, progress: Progress) -> Path:
+    """Build a built-in data set."""
+    if name not in BUILT_IN:
+        raise missing(name)
+    from gradshare.data.sources.importing import build
+
+    folder = data_folder() / name
+    try:
+        build(name, [], folder, progress=progress)
+    except UserError:
+        if not is_store(folder):  # otherwise another process has just built it
+            raise
+    return folder

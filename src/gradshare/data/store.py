@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gradshare.errors import UserError
+from gradshare.errors import UserError, path_of
 from gradshare.files import parse_json, read_text, record
 from gradshare.method import SPLITS
 
@@ -76,6 +76,11 @@ def data_folder() -> Path:
 
 def is_store(folder: Path) -> bool:
     return (folder / "index.json").is_file()
+
+
+def find_store(name: str | Path) -> Path | None:
+    """The store at a path, or in the data folder under a name; None if there is none."""
+    return next(filter(is_store, (path_of(name, "a data set"), data_folder() / str(name))), None)
 
 
 # Writing

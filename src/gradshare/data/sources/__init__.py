@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gradshare.errors import UserError, path_of
+from gradshare.errors import UserError
 
 if TYPE_CHECKING:
     from gradshare.data.store import Index, Progress
@@ -103,22 +103,18 @@ class Options:
     channels: int = 3  # or 1 for greyscale
 
 
-def find_store(name: str | Path) -> Path:
-    """The folder of a data set, by its name or its path. A folder counts only if it holds a store."""
-    from gradshare.data.store import data_folder, is_store
+def missing(name: str) -> UserError:
+    """The error for a data set that is not there; for a published one, such as `cub-resize`, with how to make it."""
+    from gradshare.data.store import data_folder
 
-    own, known = path_of(name, "a data set"), data_folder() / str(name)
-    places = (known,) if str(name) in BUILT_IN else (own, known)
-    return next(filter(is_store, places), next((place for place in places if place.exists()), known))
-
-
-def how_to_make(name: str) -> str:
-    """The commands that make a published data set, for example `cub` or `cub-resize`; "" for other names."""
+    if Path(name).exists():
+        return UserError(f"{name} is not a data set: it has no index.json")
+    text = f"there is no data set '{name}': it is neither a folder, nor in {data_folder()}, nor built in"
     kind, _, transform = name.partition("-")
-    if kind not in PUBLISHED or transform not in ("", "crop", "resize"):
-        return ""
-    chosen = f" --transform {transform}" if transform else ""
-    return f"gradshare data download {kind}, then gradshare data import {kind} PATH{chosen}"
+    if kind in PUBLISHED and transform in ("", "crop", "resize"):
+        chosen = f" --transform {transform}" if transform else ""
+        text += f"; to make it: gradshare data download {kind}, then gradshare data import {kind} PATH{chosen}"
+    return UserError(text)
 
 
 def import_dataset(
