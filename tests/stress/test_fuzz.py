@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from gradshare.runs.training import Silent
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from safetensors import torch as safetensors
@@ -28,7 +29,6 @@ from gradshare.reports.figures import image
 from gradshare.runs import finished
 from gradshare.runs.build import run
 from gradshare.runs.config import RunConfig
-from gradshare.runs.training import Silent
 
 OPTIONS: dict[str, Any] = {
     **{
