@@ -162,10 +162,11 @@ def read_run(folder: RunFolder) -> Run:
 
 def variant_of(arm: Any) -> Variant:
     """The row of an arm in the registry; an arm that gradshare does not know gets a row too."""
+    name = text_of(arm)
     try:
-        return variant(arm)
+        return variant(name)
     except UserError:
-        return Variant(text_of(arm), "", f"the arm {text_of(arm)}")
+        return Variant(name, "", f"the arm {name}")
 
 
 def _status(folder: RunFolder) -> dict[str, Any]:

@@ -82,6 +82,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
+    made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     made.filters |= {"colour": themed, "dashes": _dashes, "nobreak": _no_break}
     return made
 
