@@ -104,7 +104,8 @@ def test_the_pointer_on_a_curve_shows_its_values(page: Page) -> None:
     assert "62.8 ± 2.0 %" in shown  # 20 + 60 (1 - exp(-5 / 4)), seed 0 of sharing
     assert page.value(f"{figure}.querySelectorAll('g path.dot').length") == number
     apart = page.value(
-        f"(() => {{ const figure = {figure}; const numbers = path => path.getAttribute('d').match(/[\\d.]+/g).map(Number);"
+        f"(() => {{ const figure = {figure};"
+        " const numbers = path => path.getAttribute('d').match(/[\\d.]+/g).map(Number);"
         " const lines = [...figure.querySelectorAll('path.line:not(.band):not(.dot)')].map(numbers);"
         " const dots = [...figure.querySelectorAll('g path.dot')].map(numbers);"
         " return Math.min(...dots.map(dot => Math.abs(dot[1] - lines.at(-1)[9]))); })()"
@@ -117,7 +118,7 @@ def test_the_pointer_on_a_curve_shows_its_values(page: Page) -> None:
 @in_a_browser
 def test_light_and_dark(page: Page, grid: Path) -> None:
     colours = "[...['backgroundColor', 'color'].map(what => getComputedStyle(document.body)[what])]"
-    line = "getComputedStyle(document.querySelector('figure path.line:not(.band)')).stroke"
+    line = "getComputedStyle(document.querySelector('dl.arms path')).stroke"  # of the original
     light = [*page.value(colours), page.value(line)]
     page.open(grid / "report.html", dark=True)
     dark = [*page.value(colours), page.value(line)]

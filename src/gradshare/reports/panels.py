@@ -17,6 +17,8 @@ from gradshare.reports.model import Arm, Floats, Ints, Measure, Run, Setting, te
 Scale = Literal["accuracy", "loss", "gate", "lead"]
 GATES = ((words.GATE_M, (), "m"), (words.GATE_LAM, (4.0, 2.0), "lam"))
 LONGEST_NAME = 32
+INK = "#1b1f24"
+MANY, FIRST = 48, 12  # experiments: of more than the paper has, image files show the first, to save time
 NO_SETTING = Setting(*[None] * len(Setting._fields))
 
 
