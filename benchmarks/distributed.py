@@ -17,9 +17,8 @@ import torch
 import torch.distributed as dist
 
 import gradshare as gs
+from gradshare.engine.choose import apply, choose
 from gradshare.engine.processes import Group
-from gradshare.runs.build import settle
-from gradshare.runs.config import RunConfig
 from gradshare.runs.torchrun import ends_at_once
 
 
@@ -48,7 +47,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=20)
     arguments = parser.parse_args()
     with ends_at_once(), gs.processes() as group:
-        settle(RunConfig(device="cpu", threads=1), group)
+        apply(choose("cpu", threads=1, processes=group.size, local_processes=group.local_size))
         model = gs.Conv4(ways=5, filters=48, image=(1, 28, 28))
         learner = gs.maml(model, inner_lr=0.1, steps=5, sharing=gs.GradientSharing()).over(group)
         state = learner.init(seed=0)

@@ -18,8 +18,19 @@ import torch
 import gradshare as gs
 from gradshare.runs.build import run
 from gradshare.runs.config import RunConfig
-from gradshare.runs.display import PlainScreen, RunDisplay
-from gradshare.runs.interruption import Interrupted
+from gradshare.runs.display import Silent, epoch_text
+from gradshare.runs.records import Epoch
+from gradshare.runs.workers import Interrupted
+
+
+class Lines(Silent):
+    """A line for each epoch."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def epoch(self, line: Epoch, seconds: float) -> None:
+        print(f"{self.name}  epoch {line.epoch}  {epoch_text(line)}  {seconds:.1f} s", flush=True)
 
 
 def main() -> None:
@@ -51,7 +62,7 @@ def main() -> None:
         name = f"{given.precision}-{given.engine}-{given.arm}"
         folder = given.out / f"seed-{seed}" / name
         try:
-            run(config, folder, (folder / "config.json").exists(), RunDisplay(PlainScreen(config), f"{name}/{seed}"))
+            run(config, folder, (folder / "config.json").exists(), Lines(f"{name}/{seed}"))
         except Interrupted as stopped:
             print(stopped)
             return

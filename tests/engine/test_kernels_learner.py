@@ -31,7 +31,7 @@ from tests.support.kernel_tools import (
 from torch import Tensor, nn
 
 import gradshare as gs
-from gradshare.engine.conv4.triton import launch
+from gradshare.engine.conv4.triton import device
 from gradshare.engine.conv4.triton.packed import TritonConv4
 from gradshare.method.controls import BatchOnly, GateOnly, MemoryOnly
 
@@ -361,7 +361,7 @@ KNOWN = {
 @needs_interpreter
 @pytest.mark.parametrize("change", KNOWN.values(), ids=KNOWN)
 def test_what_may_be_changed_is_heeded(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(launch.DOT, "tf32", "ieee")  # as exact as a GPU can: in so small a net rounding chooses windows
+    monkeypatch.setitem(device.DOT, "tf32", "ieee")  # as exact as a GPU can: in so small a net rounding chooses windows
     learner = gs.maml(changed(change), steps=1).to(DEVICE, "tf32")
     exact = gs.maml(changed(change).double(), steps=1)
     state, episodes = start_of(learner), tasks_of(2, 2, 2, 2, SMALL)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.method.test_identities import every_algorithm, gradients, net, randomised, tasks
+from tests.support.learners import every_algorithm, gradients, net, randomised, tasks
 from tests.support.steps import alone, together
 from torch import Tensor
 

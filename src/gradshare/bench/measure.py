@@ -25,7 +25,7 @@ from gradshare.learners.outer import meta_step, optimiser
 from gradshare.method.episodes import Episodes, Shape, task_key
 from gradshare.method.sharing import GradientSharing
 from gradshare.method.state import MetaState
-from gradshare.runs.evaluation import evaluate
+from gradshare.runs.evaluate import evaluate
 
 METHODS: dict[str, Callable[..., Learner]] = {
     "maml": algorithms.maml,

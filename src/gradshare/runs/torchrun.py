@@ -14,8 +14,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from gradshare.engine.processes import ALONE, Group, OutOfStep
-from gradshare.engine.processes import Lost as PeerLost
+from gradshare.engine.processes import ALONE, Group, OutOfStep, PeerLost
 from gradshare.errors import MOST, RendezvousFailed, UserError
 from gradshare.runs.workers import FAILED, STOPPED, Interrupted, one_of_several
 

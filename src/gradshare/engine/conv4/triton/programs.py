@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gradshare.engine.conv4.triton.fused import cosines, share
+from gradshare.engine.conv4.triton.sharing import cosines, share
 from gradshare.method.controls import BatchOnly, MemoryOnly
 from gradshare.method.rules import Chain, InnerStep, Moved, Rule
 from gradshare.method.sharing import TYPICAL, GradientSharing, mix, plain_gates, recall_shared, remember_shared
