@@ -9,7 +9,7 @@ from gradshare.method.variants import Variant
 from gradshare.reports import words
 from gradshare.reports.comparison import ArmResult, Comparison, ExperimentResult, Lead, Reached
 from gradshare.reports.model import Measure, Run
-from gradshare.reports.paper import Figure, experiment_of
+from gradshare.reports.paper import experiment_of
 from gradshare.reports.statistics import Verdict, Versus, mean
 from gradshare.runs.folder import Score
 
@@ -57,30 +57,32 @@ def all_tables(comparison: Comparison) -> list[Table]:
 
 
 def verdict_table(comparison: Comparison) -> Table:
-    """A row for each arm of each experiment."""
-    measure = comparison.measure
-    columns = ["Arm", "Test", "Best validation", "at epoch"]
-    parts: list[Callable[[ArmResult], list[Cell]]] = [lambda one: _own_cells(one, measure)]
-    if comparison.has_original:
-        columns += ["Against the original", "Speed-up"]
-        parts.append(lambda one: [_lead_cell(one.against_original, measure), _speed_cell(one)])
-    if any(one.against_best_control for one in _arms(comparison)):
-        columns.append("Against the best control")
-        parts.append(lambda one: [_control_cell(one, measure)])
+    """A row for each arm of each experiment; columns that would be empty are left out."""
+    measure, original = comparison.measure, comparison.has_original
+    controls = any(arm.against_best_control for one in comparison.experiments for arm in one.arms)
+    columns: dict[str, Callable[[ArmResult], Cell]] = {"Arm": _name_cell}
+    if original:
+        columns["Against the original"] = lambda one: _lead_cell(one.against_original, measure)
+    if controls:
+        columns["Against the best control"] = lambda one: _control_cell(one, measure)
+    columns["Test"] = lambda one: _test_cell(one, measure)
+    columns["Best validation"] = lambda one: _best_cell(one, measure)
+    columns["at epoch"] = lambda one: Cell(words.number_spread(one.best_epoch), mean(one.best_epoch))
+    if original:
+        columns["Speed-up"] = lambda one: Cell(words.percent(mean(one.speed_up)), mean(one.speed_up))
+
+    def cells(_: ExperimentResult, one: ArmResult) -> list[Cell]:
+        return [cell(one) for cell in columns.values()]
+
     seeds = [SEEDS_NOTE] if comparison.several_seeds else []
-    note = [VERDICT_NOTE.format(unit=_unit(measure)), TASKS_NOTE, *seeds] if comparison.has_original else [TASKS_NOTE]
-    return _by_arm("Verdicts", columns, comparison, lambda _, one: [cell for part in parts for cell in part(one)], note)
+    verdicts = [VERDICT_NOTE.format(unit=_unit(measure))] if original else []
+    return _by_arm("Verdicts", list(columns), comparison, cells, [*verdicts, TASKS_NOTE, *seeds])
 
 
-def _own_cells(one: ArmResult, measure: Measure) -> list[Cell]:
+def _best_cell(one: ArmResult, measure: Measure) -> Cell:
     best, counted = one.best_val, one.arm.counted
     interval = best.interval if best and len(counted) > 1 else counted[0].best_val_interval
-    return [
-        _name_cell(one),
-        _test_cell(one, None, measure),
-        Cell(words.level(mean(best), measure, interval), mean(best)),
-        Cell(words.number_spread(one.best_epoch), mean(one.best_epoch)),
-    ]
+    return Cell(words.level(mean(best), measure, interval), mean(best))
 
 
 def _name_cell(one: ArmResult) -> Cell:
@@ -107,12 +109,10 @@ def _control_cell(one: ArmResult, measure: Measure) -> Cell:
     return _lead_cell(lead, measure, lead.reference if lead else "")
 
 
-def _speed_cell(one: ArmResult) -> Cell:
-    return Cell(words.percent(mean(one.speed_up)), mean(one.speed_up))
-
-
-def _arms(comparison: Comparison) -> Iterable[ArmResult]:
-    return (arm for experiment in comparison.experiments for arm in experiment.arms)
+def _test_cell(arm: ArmResult | None, measure: Measure, beside: str = "") -> Cell:
+    if arm is None or arm.test is None:
+        return Cell(words.ABSENT)
+    return Cell(words.tested(arm.test, measure), arm.test.value, beside)
 
 
 def _by_arm(
@@ -291,7 +291,7 @@ def paper_table(comparison: Comparison) -> Table:
     rows = [
         [
             _text(one.setting.title),
-            *(_test_cell(one.main(arm), _printed(one, arm), measure) for arm in ("original", "shared")),
+            *(_test_cell(one.main(arm), measure, _printed(one, arm, measure)) for arm in ("original", "shared")),
             _paper_speed_cell(one),
             _text("; ".join(one.departures) or "no"),
         ]
@@ -302,16 +302,12 @@ def paper_table(comparison: Comparison) -> Table:
     return Table("Beside the paper", columns, rows, PAPER_NOTE)
 
 
-def _printed(one: ExperimentResult, arm: str) -> Figure | None:
-    return one.paper.of(arm) if one.paper else None
-
-
-def _test_cell(arm: ArmResult | None, paper: Figure | None, measure: Measure) -> Cell:
-    if arm is None or arm.test is None:
-        return Cell(words.ABSENT)
-    which = arm.name if paper and arm.name != arm.variant.name else ""
-    told = f"paper {words.level(paper.value, measure, paper.interval)}" if paper else ""
-    return Cell(words.tested(arm.test, measure), arm.test.value, ", ".join(filter(None, (which, told))))
+def _printed(one: ExperimentResult, name: str, measure: Measure) -> str:
+    """The configuration that is shown, if the arm has several, and the paper's figure."""
+    arm, figure = one.main(name), one.paper.of(name) if one.paper else None
+    which = arm.name if arm and arm.name != name else ""
+    printed = f"paper {words.level(figure.value, measure, figure.interval)}" if figure else ""
+    return ", ".join(filter(None, (which, printed)))
 
 
 def _paper_speed_cell(one: ExperimentResult) -> Cell:

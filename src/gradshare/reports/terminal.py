@@ -28,9 +28,10 @@ def rich_table(comparison: Comparison) -> Group:
     several, measure = len(comparison.experiments) > 1, comparison.measure
     arms = [arm for one in comparison.experiments for arm in one.arms]
     controls = any(arm.against_best_control for arm in arms)
-    columns: dict[str, Column] = {"Arm": _name, "Test": _test, "Best val.": _best}
+    columns: dict[str, Column] = {"Arm": _name}
     columns |= {"Original": _against_original} if comparison.has_original else {}
-    columns |= {"Best control": _against_control} if controls else {"Ep": _epoch}
+    columns |= {"Best control": _against_control} if controls else {}
+    columns |= {"Test": _test, "Best val.": _best} | ({} if controls else {"Ep": _epoch})
     widths = [max(len(name), *(len(cell(arm, measure)) for arm in arms)) for name, cell in columns.items()]
     parts: list[Text | Table] = []
     for one in comparison.experiments:
@@ -80,7 +81,7 @@ def _drawn(columns: list[str], rows: list[list[str]], widths: list[int] | None =
 
     drawn = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for place, name in enumerate(columns):
-        left = name in ("Arm", "Best control")
+        left = name in ("Arm", "Original", "Best control")
         width = min(widths[place], NAME if name == "Arm" else widths[place]) if widths else None
         drawn.add_column(name, justify="left" if left else "right", overflow="fold", width=width)
     for row in rows:
