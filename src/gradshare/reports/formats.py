@@ -113,7 +113,7 @@ def _run_row(one: RunResult, experiment: ExperimentResult) -> Row:
 
 def _arm_row(experiment: ExperimentResult, one: ArmResult) -> Row:
     test, paper = one.test, experiment.paper
-    told = paper.of(one.variant.name) if paper else None
+    printed = paper.of(one.variant.name) if paper else None
     spreads: dict[str, Spread | None] = {key: getattr(one, key) for key in SPREADS}
     original, control = one.against_original, one.against_best_control
     return {
@@ -128,8 +128,8 @@ def _arm_row(experiment: ExperimentResult, one: ArmResult) -> Row:
             for key, found in spreads.items()
             for part, end in (("mean", ""), ("interval", "_interval"))
         },
-        "paper_test": told and told.value,
-        "paper_test_interval": told and told.interval,
+        "paper_test": printed and printed.value,
+        "paper_test_interval": printed and printed.interval,
         "paper_speed_up": paper.speed_up if paper and one.variant.name == "shared" else None,
         "departures": "; ".join(experiment.departures),
         "verdict": original and original.verdict,

@@ -308,8 +308,8 @@ def _control_sentence(control: Lead | None, measure: Measure) -> str:
     by = f"{control.reference} ({words.signed(control.difference.mean, measure)})"
     if control.verdict == "ahead":
         return f"It is ahead of the best control too, {by}."
-    told = "It is behind" if control.verdict == "behind" else "It is not clearly ahead of"
-    return f"{told} the best control, {by}: the gain is not shown to come from sharing."
+    start = "It is behind" if control.verdict == "behind" else "It is not clearly ahead of"
+    return f"{start} the best control, {by}: the gain is not shown to come from sharing."
 
 
 def _many_pairs(arms: list[ArmResult]) -> str:
@@ -342,14 +342,14 @@ def _best_run(comparison: Comparison) -> str:
 
 def _reason(run: Run) -> str:
     """What the marks of a run mean, in full."""
-    told = {
+    reasons = {
         run.reason: run.reason,
         run.damage: run.damage,
         run.saturated: run.saturated,
         f"{words.count(run.skipped, 'meta-step')} not taken, because something was not finite": run.skipped,
         f"up to {words.count(run.diverged_tasks, 'validation task')} without a finite loss": run.diverged_tasks,
     }
-    return "; ".join(text for text, holds in told.items() if holds)
+    return "; ".join(text for text, holds in reasons.items() if holds)
 
 
 # Settings and commands
@@ -393,9 +393,9 @@ def training_command(run: Run) -> str | None:
     if run.variant.rate != 1 and not one:
         chosen["arm"] = "original"  # its own rate is given, and `train` has no such arm
     given = {key: value for key, value in chosen.items() if value not in (defaults[key], "auto")}
-    told = ["--preset", one.name] if one else []
-    told += [word for key, value in given.items() for word in _option(key, value)]
-    return shlex.join(["gradshare", "train", *told, "--out", str(run.folder)])
+    options = ["--preset", one.name] if one else []
+    options += [word for key, value in given.items() for word in _option(key, value)]
+    return shlex.join(["gradshare", "train", *options, "--out", str(run.folder)])
 
 
 def _option(key: str, value: Any) -> list[str]:
