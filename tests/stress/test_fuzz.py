@@ -22,7 +22,7 @@ from safetensors import torch as safetensors
 from tests.support.fuzzing import CASES, REPORT, RESUMED, Play, without_long_work, write_data
 
 import gradshare as gs
-import gradshare.reports.write
+import gradshare.reports.figures
 from gradshare.experiments.presets import EVERY_ARM
 from gradshare.files import add_checksum, sha256
 from gradshare.reports.figures import image
@@ -519,7 +519,7 @@ EXTREME = [5e-324, 1e99, -1e99, 1e308, 10**400, float("nan"), float("inf")]
 def test_extreme_values_are_drawn(play: Play, value: float) -> None:
     """With the real drawing, which the cases below leave out."""
     with play.copy("run", "made/shared") as folder, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(gradshare.reports.write, "image", image)
+        patched.setattr(gradshare.reports.figures, "image", image)
         extreme = {"val_accuracy": None, "val_loss": value, "val_interval": value, "m": [value], "lam": [value]}
         lines = [json.dumps({**LINE, "val_accuracy": None}), json.dumps({**LINE, **extreme, "epoch": 2})]
         (folder / "metrics.jsonl").write_text("\n".join(lines))
