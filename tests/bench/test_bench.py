@@ -23,21 +23,19 @@ from torch.utils.flop_counter import FlopCounterMode
 import gradshare as gs
 from gradshare.bench import rivals
 from gradshare.bench.cases import PAPER, RIVALS, SHAPES, Case, cases_of
-from gradshare.bench.ceilings import ceilings
-from gradshare.bench.costs import (
+from gradshare.bench.measure import Timing, begin, measure, prepare, run, run_in_turn, synthetic
+from gradshare.bench.results import Failure, Measurement, Results, markdown_table, notes, read_results, row
+from gradshare.bench.roofline import (
     INNER_USES,
     INNER_USES_FIRST,
     QUERY_USES,
     QUERY_USES_FIRST,
     Ceiling,
     bytes_moved,
+    ceilings,
     layers,
     operations,
 )
-from gradshare.bench.measure import Timing, measure, prepare, synthetic
-from gradshare.bench.results import Failure, Measurement, Results, read_results
-from gradshare.bench.running import begin, run, run_in_turn
-from gradshare.bench.table import markdown_table, notes, row
 from gradshare.cli.app import main
 
 ROOT = Path(__file__).parents[2]
