@@ -10,7 +10,7 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """A problem that the user can fix, in one sentence with the numbers. The command line prints it and exits with 2."""
+    """A problem that the user can fix, in one sentence. The command line prints it and exits with 2."""
 
 
 class RendezvousFailed(UserError):
@@ -104,4 +104,3 @@ def printable(text: str) -> str:
 # Earlier names, for modules that still use them.
 Unmet = RendezvousFailed
 say_warnings_plainly = print_warnings_as_lines
-shown = short_repr

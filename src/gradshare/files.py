@@ -23,9 +23,9 @@ from gradshare.errors import UserError, short_repr
 NEW = ".new"  # the end of the name of a file or folder that is being written; the name begins with a dot
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file so that a reader, or a crash, finds either the old content or the new one."""
-    content = text.encode()
+def write_whole(path: Path, text: str | bytes) -> None:
+    """Write a file so that a reader, or a crash, finds either the old content or the new one."""
+    content = text.encode() if isinstance(text, str) else text
     with suppress(OSError, UserError):
         if read_bytes(path) == content:
             return

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from gradshare.runs.interruption import Interrupted
 from tests.cli.test_cli import SMALL, gradshare
 from tests.support import several
 from tests.support.several import RUN, SHARING
@@ -25,6 +24,7 @@ from torch import Tensor
 
 import gradshare as gs
 from gradshare.runs import checkpoints
+from gradshare.runs.workers import Interrupted
 
 ROOT = Path(__file__).parents[2]
 
@@ -270,28 +270,6 @@ def test_a_killed_process_ends_all_and_the_run_goes_on(blobs: Path, tmp_path: Pa
     del config["sha256"]  # changed by hand
     (out / "config.json").write_text(json.dumps({**config, "epochs": 1 + len(gs.load_run(out).metrics)}))
     assert "test, ensemble" in gradshare("train", "--resume", out).stdout  # by one process
-
-
-def test_who_has_lost_another_is_not_killed_before_it_says_so() -> None:
-    code = "import os, signal\nfrom gradshare.engine.processes import Group, Lost\n"
-    code += "from gradshare.runs.torchrun import one_voice\n"
-    code += "with one_voice(Group(0, 2, 0, 2, None), 'words'):\n    error = Lost('lost')\n"
-    code += "    os.kill(os.getpid(), signal.SIGTERM)\n    raise error"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
-    told = "gradshare: lost; all up to the last checkpoint is kept\nto go on: words\n"
-    assert (result.returncode, result.stderr) == (1, told)
-    alive = code.replace("error = Lost('lost')", "error = 0")
-    assert subprocess.run([sys.executable, "-c", alive], check=False, timeout=60).returncode == -signal.SIGTERM
-
-
-def test_a_mistake_of_all_is_told_once_also_where_the_first_is_far_ahead() -> None:
-    code = "import time\nfrom gradshare.errors import UserError\n"
-    code += "from gradshare.runs.torchrun import one_voice, processes\n"
-    code += "with processes() as group, one_voice(group, 'words'):\n    time.sleep(2.0 * group.rank)\n"
-    code += "    raise UserError('a mistake')"
-    found = ended(together(2, ["-c", code]))
-    assert [code for code, _, _ in found] == [2, 2]
-    assert "".join(errors for _, _, errors in found).count("gradshare: a mistake\n") == 1, found
 
 
 @pytest.mark.parametrize("stop", ["SIGTERM to torchrun", "Ctrl-C to all"])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import gradshare as gs
 from gradshare.engine.backends import check_current
-from gradshare.engine.cuda_graph import chosen_engine
+from gradshare.engine.choose import choose
 
 
 def batch(tasks: int = 3, n: int = 5, q: int = 4, *shape: int, ways: int = 3, kind: Any = torch.float64) -> gs.Episodes:
@@ -428,8 +428,8 @@ def test_a_gpu_that_is_not_the_current_one_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     message = r"cuda:1 is not this process's current GPU: call torch\.cuda\.set_device\(1\) first"
     with pytest.raises(gs.UserError, match=message):
-        chosen_engine("auto", "cuda:1", 1)
+        choose("cuda:1")
     with pytest.raises(gs.UserError, match=message):
         check_current(torch.device("cuda:1"))  # as `learner.to` does for our kernels
-    assert [chosen_engine("auto", device, 1) for device in ("cuda", "cuda:0", "cpu")] == ["graph", "graph", "eager"]
-    assert chosen_engine("eager", "cuda:1", 1) == "eager"  # PyTorch's own operations follow their tensors
+    assert [choose(device).engine for device in ("cuda", "cuda:0", "cpu")] == ["graph", "graph", "eager"]
+    assert choose("cuda:1", "eager").engine == "eager"  # PyTorch's own operations follow their tensors

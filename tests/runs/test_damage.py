@@ -1,4 +1,4 @@
-"""Run folders that were damaged or tampered with: repaired from what is sound, or an error, and nothing else changed."""
+"""Run folders that were damaged: repaired from what is sound, or an error, and nothing else changed."""
 
 from __future__ import annotations
 

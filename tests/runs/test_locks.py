@@ -119,7 +119,7 @@ def test_where_no_lock_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(locks.FileLock, "acquire", read_only)
-    with pytest.raises(gs.UserError, match="cannot lock .*Read-only file system"), locked(tmp_path / "run"):
+    with pytest.raises(gs.UserError, match=r"cannot lock .*Read-only file system"), locked(tmp_path / "run"):
         pass
 
 

@@ -6,8 +6,11 @@ import hashlib
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import gradshare as gs
 from gradshare.files import add_checksum, verify_checksum
@@ -23,10 +26,10 @@ def learner(**options: Any) -> gs.Learner:
 
 
 def same_run(first: Path, second: Path) -> None:
-    """Weights, memory, Adam's moments, metrics and summary to the last bit."""
+    """Weights, memory, Adam's moments after every epoch, metrics and summary to the last bit."""
     for name in ("config.json", "metrics.jsonl", "summary.json"):
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
-    found = [checkpoints.listing(folder / "checkpoints") for folder in (first, second)]
+    found = [[*sorted((folder / "checkpoints").glob("epoch-*-iteration-0000"))] for folder in (first, second)]
     assert [path.name for path in found[0]] == [path.name for path in found[1]]
     for paths in zip(*found, strict=True):
         one, other = (checkpoints.load(path)[1] for path in paths)
@@ -75,3 +78,17 @@ def rewrite_tensors(checkpoint: Path, content: bytes) -> None:
     """A checkpoint with other tensors and the checksums that belong to them."""
     (checkpoint / "tensors.safetensors").write_bytes(content)
     rewrite(checkpoint / "checkpoint.json", tensors_sha256=hashlib.sha256(content).hexdigest())
+
+
+class Poisoned:
+    """A data set in which some batches of a split have a task, the last one, whose query inputs are not numbers."""
+
+    def __init__(self, dataset: gs.Dataset, split: str, which: Callable[..., bool]) -> None:
+        """`which` says which batches, by epoch and iteration (in validation and test, by the number of the batch)."""
+        self.dataset, self.split, self.which = dataset, split, which
+
+    def sample(self, split: str, shape: gs.Shape, tasks: int, key: tuple[int, ...]) -> gs.Episodes:
+        episodes = self.dataset.sample(split, shape, tasks, key)
+        if split == self.split and self.which(*key[2:]):
+            episodes.query_x[-1] = torch.nan
+        return episodes

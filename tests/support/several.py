@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gradshare.runs.evaluation import evaluate
-from gradshare.runs.interruption import Interrupted
 from tests.support.rules import with_momentum
 from torch import Tensor, nn
 
 import gradshare as gs
+from gradshare.runs.evaluate import evaluate
 from gradshare.runs.torchrun import ends_at_once
+from gradshare.runs.workers import Interrupted
 
 ALGORITHMS: dict[str, Callable[..., gs.Learner]] = {
     "maml": gs.maml,

@@ -93,10 +93,7 @@ def show_report(folder: Path) -> None:
     from gradshare import reports
 
     comparison = reports.write_report(folder, command=typed_command())
-    console, reached = Console(), reports.rich_thresholds(comparison)
-    console.print(reports.rich_table(comparison))
-    if reached is not None:
-        console.print("", reached)
+    Console().print(reports.rich_table(comparison))
     print(printable(f"report: {folder / 'report.html'}"))
 
 

@@ -13,11 +13,11 @@ from typing import Literal, get_args
 
 import torch
 
-from gradshare.engine import backends as kernels
+from gradshare.engine import backends
+from gradshare.engine.backends import Precision
 from gradshare.errors import UserError, short_repr
 
 Engine = Literal["auto", "eager", "graph"]
-Precision = Literal["auto", "float32", "tf32", "bf16"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Choice:
 
     device: str  # cpu, cuda, or one GPU of several, such as cuda:1
     engine: Literal["eager", "graph"]
-    precision: Literal["float32", "tf32", "bf16"]
+    precision: Precision
     threads: int
     deterministic: bool = False
     processes: int = 1
@@ -57,7 +57,7 @@ class Choice:
 def choose(
     device: str = "auto",
     engine: Engine = "auto",
-    precision: Precision = "auto",
+    precision: Literal["auto"] | Precision = "auto",
     threads: int = 0,
     deterministic: bool = False,
     processes: int = 1,
@@ -77,9 +77,9 @@ def choose(
     """
     place = _device(device, processes, local_processes)
     on_gpu = place != "cpu"
-    no_kernels = "there is no GPU in use" if not on_gpu else no_kernels or kernels.not_installed()
-    if precision not in get_args(Precision):
-        raise UserError(f"a precision is one of {', '.join(get_args(Precision))}, not {short_repr(precision)}")
+    no_kernels = "there is no GPU in use" if not on_gpu else no_kernels or backends.not_installed()
+    if precision not in ("auto", *get_args(Precision)):
+        raise UserError(f"a precision is auto, {', '.join(get_args(Precision))}, not {short_repr(precision)}")
     if precision == "auto":
         precision = "tf32" if no_kernels is None else "float32"
     elif precision != "float32" and no_kernels is not None:
@@ -89,7 +89,7 @@ def choose(
     threads = min(threads or cores, cores) if processes > 1 else threads or cores
     chosen = _engine(engine, on_gpu, processes)
     if chosen == "graph":
-        kernels.check_current(torch.device(place))
+        backends.check_current(torch.device(place))
     return Choice(place, chosen, precision, threads, deterministic, processes, no_kernels)
 
 

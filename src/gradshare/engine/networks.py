@@ -7,7 +7,7 @@ from typing import TypeGuard
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from gradshare.errors import UserError, check_whole, shown
+from gradshare.errors import UserError, check_whole, short_repr
 
 
 class Conv4(nn.Module):
@@ -31,7 +31,7 @@ class Conv4(nn.Module):
     def __init__(self, ways: int = 5, filters: int = 48, image: tuple[int, int, int] = (3, 84, 84)) -> None:
         super().__init__()
         if not isinstance(image, tuple | list) or len(image) != 3:
-            raise UserError(f"image is {shown(image)}; it must be (channels, height, width)")
+            raise UserError(f"image is {short_repr(image)}; it must be (channels, height, width)")
         channels, height, width = image
         sizes = {"ways": ways, "filters": filters, "channels": channels, "height": height, "width": width}
         for name, value in sizes.items():

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast
 from torch import nn
 
 from gradshare.engine import vmapped
-from gradshare.errors import UserError, check_range, shown
+from gradshare.errors import UserError, check_range, short_repr
 from gradshare.learners.learner import Learner
 from gradshare.method.losses import LOSSES, Loss
 from gradshare.method.rules import Rule, chain, rate_per_element, rate_per_tensor_and_step, scale, stop_gradient
@@ -196,7 +196,7 @@ def _links(sharing: Sharing, rate: Callable[[float], Rule], inner_lr: float) -> 
     except (TypeError, ValueError, RuntimeError):  # the last: a tensor of several numbers
         start = math.nan
     if not 0 <= start < math.inf:
-        raise UserError(f"inner_lr is {shown(inner_lr)}; it must be a finite number, and not below 0")
+        raise UserError(f"inner_lr is {short_repr(inner_lr)}; it must be a finite number, and not below 0")
     first = _first_link(sharing)
     return [rate(start)] if first is None else [first, rate(start)]
 
@@ -213,7 +213,7 @@ def _first_link(sharing: Sharing) -> Rule | None:
     if isinstance(rule, type) or not all(hasattr(rule, part) for part in ("name", "init", "update")):
         raise UserError(
             "sharing is gs.GradientSharing(), a control such as gs.GateOnly(), its name, a rule of your own, or None,"
-            f" not {shown(sharing)}"
+            f" not {short_repr(sharing)}"
         )
     return cast(Rule, rule)
 
@@ -222,7 +222,7 @@ def _learner(
     model: nn.Module, links: list[Rule], steps: int, loss: Loss, adapted: tuple[str, ...], **more: Any
 ) -> Learner:
     if not isinstance(steps, numbers.Integral):
-        raise UserError(f"steps is a whole number, not {shown(steps)}")
+        raise UserError(f"steps is a whole number, not {short_repr(steps)}")
     if steps < 1:
         raise UserError(f"an inner loop has at least one step, not {steps}")
     if not callable(loss) and loss not in LOSSES:
@@ -238,7 +238,7 @@ def _unknown(what: str, value: str, known: Any) -> NoReturn:
 
 def _trainable(model: nn.Module, keep: Callable[[str], bool]) -> tuple[str, ...]:
     if not isinstance(model, nn.Module):
-        raise UserError(f"the model is a torch.nn.Module, not {shown(model)}")
+        raise UserError(f"the model is a torch.nn.Module, not {short_repr(model)}")
     return tuple(name for name, p in model.named_parameters() if p.requires_grad and keep(name))
 
 

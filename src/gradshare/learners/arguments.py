@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from gradshare.errors import UserError, check_whole, shown
+from gradshare.errors import UserError, check_whole, short_repr
 from gradshare.learners.learner import Learner
 from gradshare.method.episodes import Episodes, Shape, TaskSource
 from gradshare.method.state import MetaState
@@ -45,7 +45,7 @@ def all_states(states: MetaState | Iterable[MetaState]) -> list[MetaState]:
 def whole_shape(shape: Any) -> Shape:
     """Ways, shots and queries, as a `Shape` or a plain tuple has them."""
     if not isinstance(shape, tuple | list) or len(shape) != len(Shape._fields):
-        raise UserError(f"a shape is (ways, shots, queries), such as gs.Shape(5, 1, 15), not {shown(shape)}")
+        raise UserError(f"a shape is (ways, shots, queries), such as gs.Shape(5, 1, 15), not {short_repr(shape)}")
     for name, value in zip(Shape._fields, shape, strict=True):
         check_whole(name, value, 1)
     return Shape(*shape)
@@ -65,7 +65,7 @@ def draw(dataset: TaskSource, split: str, shape: Shape, tasks: int, key: tuple[i
 def _named(value: Any) -> str:
     """A value of the wrong type for a message: itself where that is short, else its type."""
     return (
-        shown(value)
+        short_repr(value)
         if value is None or isinstance(value, str | int | float)
         else f"an instance of {type(value).__name__}"
     )

@@ -6,6 +6,7 @@ not.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from gradshare.engine.backends import Precision
 from gradshare.engine.choose import Engine, choose
-from gradshare.engine.processes import ALONE, Group
+from gradshare.engine.processes import ALONE, Group, PeerLost
 from gradshare.errors import path_of
 from gradshare.learners.arguments import check_learner_and_source, draw
 from gradshare.learners.graphs import GraphedPrediction, GraphedStep
@@ -132,9 +133,13 @@ def train(
         if group.size == 1:
             stack.enter_context(run.folder.remove_if_out_of_memory())
         run.open(options, resume)
-        with stop_requests(patient=group.size > 1) as asked:
-            run.stop = lambda: group.any(asked())
-            return run.finish()
+        try:
+            with stop_requests(patient=group.size > 1) as asked:
+                run.stop = lambda: group.any(asked())
+                return run.finish()
+        except PeerLost:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from torchrun: the others report the loss first
+            raise
 
 
 def _epochs(given: int | None, place: Path, resume: bool | None, group: Group) -> int:

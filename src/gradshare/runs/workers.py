@@ -52,7 +52,7 @@ def stop_requests(patient: bool = False) -> Iterator[Callable[[], bool]]:
     try:
         yield asked.is_set
     finally:
-        answered = (patient or _is_worker) and asked.is_set()  # the same request must not kill it while it exits
+        answered = _is_worker and asked.is_set()  # the same request must not kill a worker that is about to exit
         for number, handler in before.items():
             signal.signal(number, signal.SIG_IGN if answered else handler)
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
 from gradshare.errors import UserError
-from gradshare.runs import checkpoints, locks
+from gradshare.runs import checkpoints
 from gradshare.runs.locks import lock_of
 
 from .children import Broken, Ended, gradshare
@@ -100,23 +97,14 @@ def checkpoints_of_another_run(chaos: Chaos, random: Random) -> Iterator[None]:
 
 
 def lock_files(chaos: Chaos, random: Random) -> Iterator[None]:
-    """The lock of a process that is gone, damaged: taken over, or an error that names it until it is stale."""
+    """The lock file of a process that is gone, damaged: it does not matter."""
     for i in range(chaos.damaged // 30):
         run, change = chaos.runs[i % len(chaos.runs)], random.choice(WAYS)
         with chaos.trying("damaged lock files", f"{run.name}: {change.__name__}") as place:
             lock = lock_of(place / "run")
-            gone = {**locks._own()._asdict(), "born": 1}
-            lock.write_text(json.dumps(gone))
+            lock.write_text("process 1 on another machine, since 2026-01-01 00:00:00\n")
             _apply(lock, change, random)
-            ended = gradshare(*run.start(place / "run"))
-            ended.must_be_tidy()
-            if ended.code:
-                ended.must(ended.code == 2 and str(lock) in ended.text, "a damaged lock is not named")
-                long_ago = time.time() - locks.LEASE - 1
-                os.utime(lock, (long_ago, long_ago))
             run.finish(place / "run")
-        outcome = "a clear stop that names it, then stale" if ended.code else "taken over"
-        chaos.outcomes[f"damaged lock files: {outcome}"] += 1
         yield
 
 

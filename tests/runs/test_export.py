@@ -1,4 +1,4 @@
-"""Models to pass on: the same predictions to the last bit, nothing run, and nothing believed that does not fit."""
+"""Models to share: the same predictions to the last bit, nothing executed, and nothing accepted that does not fit."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.runs.test_checkpoints import Unpickled, flip, gradshare
-from tests.runs.test_training import TINY, learner
+from tests.support.runs import TINY, Unpickled, flip, learner, rewrite
 from torch import nn
 
 import gradshare as gs
-from gradshare.files import opened, sealed, sha256
-from gradshare.runs import pretrained
+from gradshare.files import add_checksum, sha256, verify_checksum
+from gradshare.runs import export
 from gradshare.runs.build import run
-from gradshare.runs.config import Arm, Method
+from gradshare.runs.config import Method
 from gradshare.runs.display import Silent
 
 
-def trained(folder: Path, blobs: Path, method: Method = "maml", arm: Arm = "shared", **options: Any) -> Path:
-    small = {"filters": 3, "steps": 2, "threads": 1, "device": "cpu", **TINY, "epochs": 2, "iterations": 2, **options}
+def trained(folder: Path, blobs: Path, method: Method = "maml", arm: str = "shared") -> Path:
+    small = {"filters": 3, "steps": 2, "threads": 1, "device": "cpu", **TINY, "epochs": 2, "iterations": 1}
     run(gs.RunConfig(dataset=str(blobs), method=method, arm=arm, **small), folder, False, Silent())
     return folder
 
@@ -53,11 +52,10 @@ def model(example: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("method", "arm"),
-    [("maml", "original"), ("metasgd", "shared"), ("mamlpp", "shared"), ("fomaml", "gate-only"), ("anil", "batch-only"),
-     ("maml", "memory-only"), ("maml", "conditioned")],
-)  # fmt: skip
+    [("mamlpp", "shared"), ("metasgd", "memory-only"), ("anil", "original"), ("maml", "conditioned")],
+)
 def test_predictions_are_the_same_to_the_bit(
-    blobs: Path, dataset: gs.Dataset, tmp_path: Path, method: Method, arm: Arm
+    blobs: Path, dataset: gs.Dataset, tmp_path: Path, method: Method, arm: str
 ) -> None:
     saved = gs.load_run(trained(tmp_path / "run", blobs, method, arm))
     for epoch in (1, 2):
@@ -110,7 +108,7 @@ def test_a_model_of_your_own(dataset: gs.Dataset, tmp_path: Path) -> None:
     saved = gs.train(own, dataset, tmp_path / "run", **TINY | {"epochs": 1})
     result = gs.evaluate(own, saved.state, dataset, shape=gs.Shape(3, 1, 3), tasks=5)
     gs.save_pretrained(tmp_path / "model", own, saved.state, "my | `data`\n# x", result, "mit")
-    with pytest.raises(gs.UserError, match="is its author's own, and code is not in such a folder: build its learner"):
+    with pytest.raises(gs.UserError, match="author's own"):
         gs.from_pretrained(tmp_path / "model")
     found, state = gs.from_pretrained(tmp_path / "model", own)
     assert found is own and torch.equal(predictions(own, state, dataset), predictions(own, saved.state, dataset))
@@ -152,18 +150,12 @@ def test_code_in_the_folder_is_never_run(model: Path, dataset: gs.Dataset, monke
     assert not list(model.glob("*-ran"))
 
 
-def rewrite(model: Path, /, **different: Any) -> None:
+def redescribe(model: Path, /, **different: Any) -> None:
     """config.json with another description of the model, and the checksum that belongs to it."""
-    config = opened(json.loads((model / "config.json").read_text()))
-    described = config["model"]
+    config = verify_checksum(json.loads((model / "config.json").read_text()))
     for name, value in different.items():
-        if name in config:
-            config[name] = value
-        elif name == "image":
-            described[name] = value
-        else:
-            described["options"][name] = value
-    (model / "config.json").write_text(json.dumps(sealed(config)))
+        (config["model"] if name == "image" else config["model"]["options"])[name] = value
+    (model / "config.json").write_text(json.dumps(add_checksum(config)))
 
 
 def reweigh(model: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -171,14 +163,14 @@ def reweigh(model: Path, change: Callable[[dict[str, torch.Tensor]], object]) ->
     tensors = load_file(model / "model.safetensors")
     change(tensors)
     save_file(tensors, model / "model.safetensors")
-    rewrite(model, model_sha256=sha256((model / "model.safetensors").read_bytes()))
+    rewrite(model / "config.json", model_sha256=sha256((model / "model.safetensors").read_bytes()))
 
 
 def replaced(model: Path, content: bytes) -> None:
     size = (model / "model.safetensors").stat().st_size
     content = content.ljust(size, b"\0")
     (model / "model.safetensors").write_bytes(content)
-    rewrite(model, model_sha256=sha256(content))
+    rewrite(model / "config.json", model_sha256=sha256(content))
 
 
 def huge() -> bytes:
@@ -188,51 +180,43 @@ def huge() -> bytes:
 
 
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a bit of a weight": (lambda m: flip(m / "model.safetensors", -3), "model.safetensors was changed or is damaged"),
-    "weights cut": (lambda m: os.truncate(m / "model.safetensors", 500), "changed or is damaged"),
-    "weights empty": (lambda m: os.truncate(m / "model.safetensors", 0), "changed or is damaged"),
+    "a bit of a weight": (lambda m: flip(m / "model.safetensors", -3), "does not match its checksum"),
+    "weights cut": (lambda m: os.truncate(m / "model.safetensors", 500), "does not match its checksum"),
     "weights of a petabyte": (lambda m: os.truncate(m / "model.safetensors", 2**43), "has 8,796,093,022,208 bytes"),
     "no file": (lambda m: ((m / "model.safetensors").unlink(), (m / "model.safetensors").mkdir()), "is not a file"),
     "a pickle for weights": (lambda m: replaced(m, pickle.dumps(Unpickled())), "model.safetensors is damaged: "),
     "declared sizes": (lambda m: replaced(m, huge()), "model.safetensors is damaged: "),
-    "a declared header": (lambda m: replaced(m, (2**62).to_bytes(8, "little")), "model.safetensors is damaged: "),
     "a tensor less": (lambda m: reweigh(m, lambda t: t.pop("params/head.bias")), "params/head.bias is nothing"),
-    "a tensor more": (lambda m: reweigh(m, lambda t: t.update(x=torch.ones(1))), r"x is float32 \[1\], .* nothing"),
-    "another shape": (
-        lambda m: reweigh(m, lambda t: t.update({"params/convs.0.weight": t["params/convs.0.weight"].flatten(1)})),
-        r"params/convs.0.weight is float32 \[3, 9\], and the learner has float32 \[3, 1, 3, 3\]"),
-    "another kind": (
+    "a tensor more": (lambda m: reweigh(m, lambda t: t.update(x=torch.ones(1))), "x is float32"),
+    "another type": (
         lambda m: reweigh(m, lambda t: t.update({"params/head.bias": torch.zeros(3, dtype=torch.int32)})),
-        r"params/head.bias is int32 \[3\], and the learner has float32 \[3\]"),
-    "no config": (lambda m: (m / "config.json").unlink(), "holds no model: it has no config.json"),
-    "a fifo": (lambda m: ((m / "config.json").unlink(), os.mkfifo(m / "config.json")), "is not a file"),
+        "params/head.bias is int32",
+    ),
+    "no config": (lambda m: (m / "config.json").unlink(), "has no config.json"),
+    "a pipe": (lambda m: ((m / "config.json").unlink(), os.mkfifo(m / "config.json")), "is not a file"),
     "no JSON": (lambda m: (m / "config.json").write_text("import os"), "config.json is damaged"),
-    "deep JSON": (lambda m: (m / "config.json").write_text("[" * 10_000), "config.json is damaged: it is nested"),
-    "much JSON": (lambda m: os.truncate(m / "config.json", 2**43), "is not one of gradshare's: it has 8796093022208"),
-    "a list": (lambda m: (m / "config.json").write_text("[]"), "does not describe a model of gradshare's"),
-    "somebody else's": (lambda m: (m / "config.json").write_text('{"model_type": "bert"}'), "a model of gradshare's"),
+    "much JSON": (lambda m: os.truncate(m / "config.json", 2**43), "has 8,796,093,022,208 bytes"),
+    "another library": (lambda m: (m / "config.json").write_text('{"model_type": "bert"}'), "a model of gradshare"),
     "a changed rate": (
         lambda m: (m / "config.json").write_text((m / "config.json").read_text().replace('lr": 0.1', 'lr": 0.2')),
-        "config.json was changed or is damaged: it does not match its checksum"),
-    "no checksum": (lambda m: (m / "config.json").write_text('{"library_name": "gradshare"}'), "changed or is damaged"),
-    "a newer one": (lambda m: rewrite(m, version=7), r"newer gradshare \(model version 7, this one reads 1\): update"),
-    "a strange version": (lambda m: rewrite(m, version="x"), "config.json was changed or is damaged"),
-    "no description": (lambda m: rewrite(m, model=3), "does not describe a model that gradshare can build"),
-    "half a description": (lambda m: rewrite(m, model={"image": [1, 16, 16]}), "that gradshare can build: 'options'"),
-    "other filters": (lambda m: rewrite(m, filters=4), "does not fit the learner: memory/sharing/ghat/convs.0.bias"),
-    "a million steps": (lambda m: rewrite(m, steps=10**6), "steps is 1000000; it must be at most 1000"),
-    "a billion filters": (lambda m: rewrite(m, filters=10**9), "filters is 1000000000; it must be at most 10000"),
-    "ten thousand filters": (lambda m: rewrite(m, filters=10_000), "does not fit the learner: memory"),
-    "an image of any size": (lambda m: rewrite(m, image=[1, 10**9, 16]), "height is 1000000000; it must be at most"),
-    "an image of no size": (lambda m: rewrite(m, image=[1, 16]), "that gradshare can build: not enough values"),
-    "an image of words": (lambda m: rewrite(m, image=["a", "b", "c"]), "that gradshare can build"),
-    "a strange method": (lambda m: rewrite(m, method="os.system"), "method is one of maml"),
-    "an unknown option": (lambda m: rewrite(m, auto_map="x"), "auto_map"),
-}  # fmt: skip
+        "does not match its checksum",
+    ),
+    "no checksum": (lambda m: (m / "config.json").write_text('{"library_name": "gradshare"}'), "damaged: 'sha256'"),
+    "a newer one": (lambda m: rewrite(m / "config.json", version=7), "model version 7, this one reads 1"),
+    "no description": (lambda m: rewrite(m / "config.json", model=3), "can build"),
+    "half a description": (lambda m: rewrite(m / "config.json", model={"image": [1, 16, 16]}), "can build: 'options'"),
+    "a million steps": (lambda m: redescribe(m, steps=10**6), "steps is 1000000"),
+    "ten thousand filters": (lambda m: redescribe(m, filters=10_000), "does not fit the learner"),
+    "an image of any size": (lambda m: redescribe(m, image=[1, 10**9, 16]), "height is 1000000000"),
+    "an image of words": (lambda m: redescribe(m, image=["a", "b", "c"]), "can build"),
+    "a strange method": (lambda m: redescribe(m, method="os.system"), "method is one of maml"),
+    "an arm with code": (lambda m: redescribe(m, arm="os:system"), "hand over the learner"),
+    "an unknown option": (lambda m: redescribe(m, auto_map="x"), "auto_map"),
+}
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_what_is_not_as_it_was_written_is_refused(model: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_changed_raises_an_error(model: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(model)
     change, message = BAD[kind]
     change(model)
@@ -247,7 +231,7 @@ def test_nothing_is_written_over(example: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis" / "thesis.tex").write_text("years of work")
     (tmp_path / "file").touch()
     for name in ("thesis", "file"):
-        with pytest.raises(gs.UserError, match=f"{name} is there already, and not empty"):
+        with pytest.raises(gs.UserError, match=f"{name} exists already"):
             saved.save_pretrained(tmp_path / name)
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "empty")
@@ -267,7 +251,7 @@ def test_a_folder_is_whole_or_not_there(example: Path, tmp_path: Path, monkeypat
 
 
 def test_two_at_once_leave_one_whole_model(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved, write, begun = gs.load_run(example / "run"), pretrained.write_synced, []
+    saved, write, begun = gs.load_run(example / "run"), export.write_synced, []
 
     def slow(path: Path, content: bytes) -> None:
         write(path, content)
@@ -275,30 +259,12 @@ def test_two_at_once_leave_one_whole_model(example: Path, tmp_path: Path, monkey
             begun.append(path)
             saved.save_pretrained(tmp_path / "model")
 
-    monkeypatch.setattr(pretrained, "write_synced", slow)
+    monkeypatch.setattr(export, "write_synced", slow)
     (tmp_path / ".model.new").mkdir()  # of one that was killed, by an earlier version
     with pytest.raises(gs.UserError, match=r"cannot write .*model: Directory not empty"):
         saved.save_pretrained(tmp_path / "model")
     assert gs.from_pretrained(tmp_path / "model")[0].steps == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == [".model.new", "model"]
-
-
-def test_export_by_the_command_line(
-    example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "model"
-    assert gradshare(monkeypatch, "export", example / "run", out, "--license", "mit", "--epoch", "2") == 0
-    said = capsys.readouterr().out
-    assert said == f"epoch 2 of {example / 'run'} is in {out}: config.json, model.safetensors, README.md\n"
-    assert 'license: "mit"' in (out / "README.md").read_text() and gs.from_pretrained(out)[0].steps == 2
-    for words, message in {
-        ("export", example / "run", out): "is there already, and not empty",
-        ("export", example / "run", tmp_path / "x", "--epoch", "9"): "the checkpoint of epoch 9 .* is not kept",
-        ("export", tmp_path, tmp_path / "x"): "has no config.json",
-    }.items():
-        assert gradshare(monkeypatch, *words) == 2
-        assert re.search(message, capsys.readouterr().err)
-    assert not (tmp_path / "x").exists()
 
 
 def test_a_state_is_saved_wherever_its_tensors_lie(dataset: gs.Dataset, tmp_path: Path) -> None:
