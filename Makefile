@@ -1,29 +1,41 @@
-# `make demo` and `make test` set everything up themselves; they need Python 3.11 or later.
+# Every target sets up .venv by itself. Needs Python 3.11 or later.
 PYTHON ?= python3
 BIN = .venv/bin
+CODE = src tests examples benchmarks results
 
-.PHONY: demo test fuzz chaos format
+# OpenMP threads of two test processes would fight for two cores.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal --durations 15
+
+.PHONY: demo test stress fuzz chaos format
 
 demo: .venv/ready
 	$(BIN)/gradshare compare --dataset glyphs --method maml --inner-lr 0.4 --filters 16 \
 	    --epochs 8 --iterations 30 --val-tasks 200 --test-tasks 200 \
 	    --arms original --arms shared --arms half-rate --jobs 3 --threads 1 --out runs/demo
 
+# What every change must pass: 5 minutes on two cores. The quick checks come first.
 test: .venv/ready
-	$(BIN)/ruff format --check src tests examples benchmarks results
-	$(BIN)/ruff check src tests examples benchmarks results
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal
+	$(PYTEST) --ignore tests/stress
 
+# What is slow: chaos for 5 minutes, bad input, GPU kernels in Triton's interpreter, Ray, a browser. 20 minutes.
+stress: .venv/ready
+	$(PYTEST) tests/stress
+
+# 12,000 new cases of bad input.
 fuzz: .venv/ready
 	FUZZ_CASES=12000 OMP_NUM_THREADS=1 $(BIN)/pytest tests/stress/test_fuzz.py
 
+# 1,000 kills, 3,000 damaged files and more: docs/reliability.md. 10 to 45 minutes.
 chaos: .venv/ready
 	$(BIN)/python -m tests.stress.chaos --kills 1000 --damaged 3000 --minutes 45
 
 format: .venv/ready
-	$(BIN)/ruff check --fix src tests examples benchmarks results
-	$(BIN)/ruff format src tests examples benchmarks results
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gradshare needs Python 3.11 or later")'

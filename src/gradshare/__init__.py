@@ -13,26 +13,34 @@ __version__ = "0.1.0"
 _HOME = {
     "learners.algorithms": ["anil", "first_order_maml", "maml", "maml_plus_plus", "meta_sgd"],
     "engine.networks": ["Conv4"],
-    "method.conditioned": ["share_by_agreement"],
     "runs.config": ["RunConfig", "Training"],
     "method.controls": ["BatchOnly", "GateOnly", "MemoryOnly"],
     "data.dataset": ["Dataset", "load_dataset"],
     "engine.processes": ["Group"],
     "method.episodes": ["Episodes", "Shape", "TaskSource"],
     "errors": ["UserError"],
-    "runs.evaluation": ["Evaluation", "evaluate"],
-    "method.rules": ["InnerRule", "chain", "rate_per_element", "rate_per_tensor_and_step", "scale", "stop_gradient"],
+    "runs.evaluate": ["Evaluation", "evaluate"],
+    "method.rules": [
+        "InnerRule",
+        "InnerStep",
+        "Moved",
+        "chain",
+        "rate_per_element",
+        "rate_per_tensor_and_step",
+        "scale",
+        "stop_gradient",
+    ],
     "learners.learner": ["Learner", "Outcome"],
     "learners.outer": ["meta_step", "optimiser"],
-    "runs.pretrained": ["from_pretrained", "save_pretrained"],
-    "runs.saved": ["load_run"],
-    "method.sharing": ["GradientSharing", "share_gradients"],
+    "runs.export": ["from_pretrained", "load_run", "save_pretrained"],
+    "method.sharing": ["GradientSharing", "share_by_agreement", "share_gradients"],
     "method.state": ["MetaState"],
     "runs.torchrun": ["processes"],
-    "runs.training": ["train"],
+    "runs.train": ["train"],
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
-__all__ = sorted(_MODULE)
+_MODULES = {"testing": "method.testing"}  # modules that are public names themselves
+__all__ = sorted([*_MODULE, *_MODULES])
 
 if TYPE_CHECKING:
     from gradshare.data.dataset import Dataset, load_dataset
@@ -42,28 +50,31 @@ if TYPE_CHECKING:
     from gradshare.learners.algorithms import anil, first_order_maml, maml, maml_plus_plus, meta_sgd
     from gradshare.learners.learner import Learner, Outcome
     from gradshare.learners.outer import meta_step, optimiser
-    from gradshare.method.conditioned import share_by_agreement
+    from gradshare.method import testing
     from gradshare.method.controls import BatchOnly, GateOnly, MemoryOnly
     from gradshare.method.episodes import Episodes, Shape, TaskSource
     from gradshare.method.rules import (
         InnerRule,
+        InnerStep,
+        Moved,
         chain,
         rate_per_element,
         rate_per_tensor_and_step,
         scale,
         stop_gradient,
     )
-    from gradshare.method.sharing import GradientSharing, share_gradients
+    from gradshare.method.sharing import GradientSharing, share_by_agreement, share_gradients
     from gradshare.method.state import MetaState
     from gradshare.runs.config import RunConfig, Training
-    from gradshare.runs.evaluation import Evaluation, evaluate
-    from gradshare.runs.pretrained import from_pretrained, save_pretrained
-    from gradshare.runs.saved import load_run
+    from gradshare.runs.evaluate import Evaluation, evaluate
+    from gradshare.runs.export import from_pretrained, load_run, save_pretrained
     from gradshare.runs.torchrun import processes
-    from gradshare.runs.training import train
+    from gradshare.runs.train import train
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"gradshare.{_MODULES[name]}")
     if name not in _MODULE:
         raise AttributeError(f"module 'gradshare' has no attribute '{name}'")
     value = globals()[name] = getattr(import_module(f"gradshare.{_MODULE[name]}"), name)

@@ -1,4 +1,4 @@
-"""Files that a crash leaves whole, JSON that carries its own checksum, and reading what others may have made.
+"""Files that a crash leaves whole, JSON that carries its own checksum, and typed records from JSON.
 
 Imports nothing heavy.
 """
@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, fields, is_dataclass
@@ -17,14 +18,14 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from gradshare.errors import UserError, shown
+from gradshare.errors import UserError, short_repr
 
-NEW = ".new"  # how the name of a file or folder ends while it is being written; it begins with a dot
+NEW = ".new"  # the end of the name of a file or folder that is being written; the name begins with a dot
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file so that a reader, or a crash, finds the old content or the new; on the disk when it returns."""
-    content = text.encode()
+def write_whole(path: Path, text: str | bytes) -> None:
+    """Write a file so that a reader, or a crash, finds either the old content or the new one."""
+    content = text.encode() if isinstance(text, str) else text
     with suppress(OSError, UserError):
         if read_bytes(path) == content:
             return
@@ -40,7 +41,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Write a file, and have the system put it on the disk. What has its name goes first: no link is followed."""
+    """Write a file and wait until it is on the disk. A file or link of that name is removed first, never followed."""
     path.unlink(missing_ok=True)
     with path.open("xb") as file:
         file.write(content)
@@ -49,7 +50,7 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Have the system put the names in a folder on the disk."""
+    """Wait until the names in a folder are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -59,19 +60,19 @@ def sync(folder: Path) -> None:
 
 @contextmanager
 def tidy(folder: Path) -> Iterator[None]:
-    """Of `folder` and those above it, what was not there before the block goes again if nothing is in it after."""
+    """After the block, remove `folder` and its parents if the block created them and they are empty."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         yield
     finally:
         for path in new:
-            with suppress(OSError):  # something is in it, or it was never made
+            with suppress(OSError):  # it is not empty, or was never created
                 path.rmdir()
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Within the block, what the disk refuses is an error that a user can mend, and names the path."""
+    """Turn an OSError of the block, such as a full disk, into a UserError that names the path."""
     try:
         yield
     except OSError as error:
@@ -86,19 +87,19 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def sealed(content: dict[str, Any]) -> dict[str, Any]:
+def add_checksum(content: dict[str, Any]) -> dict[str, Any]:
     """A JSON object with the SHA-256 of the rest as its last entry.
 
     Example:
-        >>> sorted(sealed({"seed": 0})), "sha256" in opened(sealed({"seed": 0}))
-        (['seed', 'sha256'], False)
+        >>> verify_checksum(add_checksum({"seed": 0}))
+        {'seed': 0}
     """
     plain = json.loads(json.dumps(content, default=str))
     return {**plain, "sha256": _digest(plain)}
 
 
-def opened(content: dict[str, Any]) -> dict[str, Any]:
-    """The reverse of `sealed`; ValueError if the object is not as it was."""
+def verify_checksum(content: dict[str, Any]) -> dict[str, Any]:
+    """The object that `add_checksum` got; ValueError if it was changed."""
     rest = {name: value for name, value in content.items() if name != "sha256"}
     if content["sha256"] != _digest(rest):
         raise ValueError("it does not match its checksum")
@@ -109,66 +110,64 @@ def _digest(content: dict[str, Any]) -> str:
     return sha256(json.dumps(content, sort_keys=True).encode())
 
 
-DEEPEST = 50  # levels of nesting; nothing of ours has more than 5
-
-
 def read_bytes(path: Path) -> bytes:
-    """The content of a regular file. A pipe, which may never end, or a device is refused."""
+    """The content of a regular file. A pipe, which may never end, or a device raises a UserError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise UserError(f"{path} is not a file")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read()
-    except (MemoryError, OverflowError):
-        raise UserError(f"{path} is too large to read: {os.fstat(descriptor).st_size:,} bytes") from None
     finally:
         os.close(descriptor)
 
 
 def read_text(path: Path) -> str:
-    """The text of a regular file, in UTF-8."""
+    """The text of a regular file in UTF-8."""
     try:
         return read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is damaged: it is not UTF-8 text at byte {error.start}") from None
 
 
+def read_json(path: Path) -> Any:
+    """The content of a JSON file; a UserError names a file that is damaged."""
+    try:
+        return parse_json(read_text(path))
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}") from None
+
+
 def parse_json(text: str | bytes) -> Any:
-    """A JSON value with each key once and little nesting; ValueError says in a few words what is wrong.
+    """A JSON value in which no object has a key twice; ValueError if it is not valid.
 
     Example:
         >>> parse_json('{"seed": 1, "seed": 2}')
         Traceback (most recent call last):
-        ValueError: 'seed' is there twice
+        ValueError: it has 'seed' twice
     """
     try:
-        value = json.loads(text, object_pairs_hook=_each_once)
+        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_not_json)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    level = [value]
-    for _ in range(DEEPEST):
-        level = [inner for one in level for inner in _within(one)]
-        if not level:
-            return value
-    raise ValueError("it is nested too deeply")
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"{key[:60]!r} is there twice")
+            raise ValueError(f"it has {short_repr(key)} twice")
         found[key] = value
     return found
 
 
-def _within(value: Any) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+def _not_json(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 T = TypeVar("T")
-LARGEST = 1e100  # squares and sums of smaller numbers stay finite
 
 
 def record(kind: type[T], data: Any, where: str) -> T:
@@ -228,7 +227,7 @@ def _dataclass_reader(kind: Any) -> Reader:
 
     def read(value: Any, name: str) -> Any:
         if not isinstance(value, dict):
-            raise ValueError(f"{name} is {shown(value)}, not a JSON object")
+            raise ValueError(f"{name} is {short_repr(value)}, not a JSON object")
         if missing := required - value.keys():
             raise ValueError(f"{name} has no {', '.join(sorted(missing))}")
         return kind(**{name: read(value[name], name) for name, read in readers.items() if name in value})
@@ -239,33 +238,33 @@ def _dataclass_reader(kind: Any) -> Reader:
 def _sequence_reader(item: Reader) -> Reader:
     def read(value: Any, name: str) -> Any:
         if not isinstance(value, list):
-            raise ValueError(f"{name} is {shown(value)}, not a list")
+            raise ValueError(f"{name} is {short_repr(value)}, not a list")
         return tuple(item(one, f"a value of {name}") for one in value)
 
     return read
 
 
 def _read_number(value: Any, name: str) -> float:
-    if type(value) not in (int, float) or not -LARGEST < value < LARGEST:  # NaN fails every comparison
-        raise ValueError(f"{name} is {shown(value)}, not a number")
+    if type(value) not in (int, float) or not -sys.float_info.max <= value <= sys.float_info.max:
+        raise ValueError(f"{name} is {short_repr(value)}, not a number")
     return float(value)
 
 
 def _checked(valid: Callable[[Any], bool], wanted: str) -> Reader:
     def read(value: Any, name: str) -> Any:
         if not valid(value):
-            raise ValueError(f"{name} is {shown(value)}, not {wanted}")
+            raise ValueError(f"{name} is {short_repr(value)}, not {wanted}")
         return value
 
     return read
 
 
 def check_output(path: Path, beginning: bytes, kind: str) -> None:
-    """Refuse to write over anything but an earlier file of the same kind, told by its first bytes."""
+    """Raise an error if `path` exists, unless it is an earlier file of the same kind by its first bytes."""
     if not os.path.lexists(path):
         return
     if path.is_file():
         with path.open("rb") as file:
             if file.read(len(beginning)) == beginning:
                 return
-    raise UserError(f"{path} is there already, and it is not {kind}: choose another name")
+    raise UserError(f"{path} exists already, and it is not {kind}: choose another name")

@@ -1,84 +1,92 @@
-"""The real command line, with tiny numbers."""
+"""The command line: its options, its exit codes, and a small run of every command."""
 
 from __future__ import annotations
 
 import json
 import os
-import resource
+import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runs.test_training import same_run
+from tests.support.commands import (
+    SMALL,
+    call,
+    command,
+    epochs_done,
+    gradshare,
+    mistake,
+    seconds_of_children,
+    started,
+    train_here,
+    wait_for,
+)
 
-import gradshare as gs
-from gradshare.cli.app import main
+from gradshare.cli.app import app
+from gradshare.cli.options import Given
 from gradshare.experiments import estimate
-from gradshare.runs import checkpoints, training
-from gradshare.runs.interruption import Interrupted, stop_requests
-from gradshare.runs.workers import STOPPED, Processes
+from gradshare.runs.config import RunConfig
 
-SMALL = [
-    "--ways",
-    "3",
-    "--queries",
-    "3",
-    "--tasks",
-    "2",
-    "--steps",
-    "2",
-    "--filters",
-    "3",
-    "--val-tasks",
-    "6",
-    "--test-tasks",
-    "6",
-    "--threads",
-    "1",
-]
+__all__ = ["SMALL", "command", "gradshare", "seconds_of_children"]  # until all tests have them from tests.support
 
-
-def command(*words: object) -> list[str]:
-    return [sys.executable, "-m", "gradshare", *map(str, words)]
-
-
-def gradshare(*words: object, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
-    result = subprocess.run(
-        command(*words), capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **environment}
-    )
-    assert result.returncode == code, result.stdout + result.stderr
-    assert "Traceback" not in result.stderr
-    return result
+RUN = """
+adapt-norm arm dataset deterministic device engine epochs eval-batch filters final-outer-rate first-order-epochs
+gradient-clamp inner-lr iterations method multi-step-epochs norm outer-lr pixels precision queries recipe seed shots
+steps tasks test-tasks threads val-tasks ways
+"""
+GRID = RUN.replace("engine", "run-engine")
+BENCH = """
+arms device engines eval-tasks filters iterations json methods precisions queries rivals shape shots size steps sweep
+tasks threads values
+"""
+OPTIONS = {
+    "compare": f"{RUN} arms controls jobs out preset",
+    "train": f"{RUN} out preset resume timeout",
+    "test": "arm folder seed split tasks",
+    "report": "folder",
+    "export": "epoch folder license run",
+    "bench": BENCH,
+    "grid list": f"{GRID} arms controls hours",
+    "grid show": f"{GRID} name",
+    "grid run": f"{GRID} address arms controls cpus engine gpus jobs out retries seeds",
+    "grid status": "folder watch",
+    "data list": "",
+    "data import": "kind name replace seed split-file transform",
+    "data download": "folder kind",
+    "data verify": "",
+    "data show": "classes name out queries seed shots split tasks ways",
+}
 
 
-def seconds_of_children() -> float:
-    """What the processes that a test started and that have ended took of a core, however busy the machine is."""
-    times = os.times()
-    return times.children_user + times.children_system
+def options_of(words: str) -> set[str]:
+    named = app
+    for word in words.split():
+        named = named[word]
+    names = {name for argument in named.assemble_argument_collection() for name in argument.names}
+    return {name.removeprefix("--") for name in names if name.startswith("--") and not name.startswith("--no-")}
 
 
-@pytest.mark.parametrize("words", [[], ["train"], ["compare"], ["test"], ["report"], ["data"], ["data", "list"]])
-def test_help_answers_in_under_a_second_without_torch(words: list[str]) -> None:
-    code = f"import sys; sys.argv = {['gradshare', *words, '--help']}; from gradshare.cli.app import main\n"
-    code += "try: main()\nexcept SystemExit as e: assert not e.code\nassert 'torch' not in sys.modules"
-    before = seconds_of_children()
+@pytest.mark.parametrize("words", OPTIONS)
+def test_the_options_of_a_command(words: str) -> None:
+    assert options_of(words) == set(OPTIONS[words].split())
+
+
+def test_help_is_quick_and_needs_no_torch() -> None:
+    code = "import sys, io, contextlib\nfrom gradshare.cli.app import main\n"
+    code += f"for words in {['', 'grid', 'data', *OPTIONS]}:\n    sys.argv = ['gradshare', *words.split(), '--help']\n"
+    code += "    text = io.StringIO()\n    with contextlib.redirect_stdout(text):\n"
+    code += "        try: main()\n        except SystemExit as end: assert not end.code\n"
+    code += "    assert 'Usage' in text.getvalue()\n    if words in ('grid list', 'grid run'): print(text.getvalue())\n"
+    code += "assert 'torch' not in sys.modules"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert "Usage" in result.stdout
-    assert seconds_of_children() - before < 1.0
-
-
-@pytest.mark.parametrize(
-    ("words", "pattern"),
-    [(["grid", "list"], "cub-*-5task-*"), (["grid", "run"], "'cub-*-5task-*'"), (["data", "import"], "CLASS/*")],
-)
-def test_help_keeps_the_stars_of_a_pattern(words: list[str], pattern: str) -> None:
-    assert pattern in gradshare(*words, "--help").stdout
+    assert "cub-*-5task-*" in result.stdout and "memory-only" in result.stdout  # stars are not taken for markup
+    before = seconds_of_children()
+    subprocess.run([sys.executable, "-c", "import gradshare.cli.app"], check=True)
+    assert seconds_of_children() - before < 0.6
 
 
 def test_ctrl_c_while_the_command_is_still_loading() -> None:
@@ -87,242 +95,251 @@ def test_ctrl_c_while_the_command_is_still_loading() -> None:
     code += "        os.kill(os.getpid(), signal.SIGINT); time.sleep(5)\n"
     code += "    return load(name, *rest)\nbuiltins.__import__ = slow\nmain()"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
-    assert (result.returncode, result.stderr) == (3, "gradshare: stopped; nothing was begun\n")
+    assert result.returncode == 3 and result.stderr.startswith("gradshare: stopped") and result.stdout == ""
 
 
-def test_ctrl_c_while_grid_list_times_the_machine(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def asked_to_stop(*_: object) -> None:
-        raise Interrupted(Path("a temporary folder"), "between iterations")
+def test_ctrl_c_while_grid_list_times_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(estimate, "run", asked_to_stop)
-    monkeypatch.setattr(sys, "argv", ["gradshare", "grid", "list", "cub-1shot-1task-maml"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 3
-    assert capsys.readouterr().err.endswith("gradshare: stopped; to go on: gradshare grid list cub-1shot-1task-maml\n")
+    monkeypatch.setattr(estimate, "estimates", stop)
+    said = call("grid", "list", "cub-1shot-1task-maml", code=3).err
+    assert said.endswith("to go on: gradshare grid list cub-1shot-1task-maml\n")
 
 
-def test_the_arms_of_a_comparison(blobs: Path, tmp_path: Path) -> None:
-    options = ["--dataset", blobs, *SMALL, "--epochs", 1, "--iterations", 1, "--out", tmp_path / "arms"]
-    assert "say --arms in place of --arm" in gradshare("compare", *options, "--arm", "original", code=2).stderr
-    assert "at least one to --arms" in gradshare("compare", *options, "--arms", code=2).stderr
-    said = gradshare("compare", *options, "--arms", "original", "gate-only", "--jobs", 2).stdout
-    assert said.startswith("2 arms at a time, each on the CPU, ")
-    assert sorted(path.parent.name for path in (tmp_path / "arms").glob("*/config.json")) == ["gate-only", "original"]
+# Options
 
 
-def test_train_kill_resume_test(blobs: Path, tmp_path: Path) -> None:
-    options = ["--dataset", blobs, *SMALL, "--epochs", 4, "--iterations", 20, "--inner-lr", "0.3"]
-    gradshare("train", *options, "--out", tmp_path / "whole")
-    killed = tmp_path / "killed"
-    with subprocess.Popen(command("train", *options, "--out", killed), stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("on the CPU, ")
-        assert "epoch 1/4" in process.stdout.readline()
-        time.sleep(0.05)  # somewhere in the second epoch
-        process.send_signal(signal.SIGKILL)
-    assert not (killed / "DONE").exists()
-    result = gradshare("train", "--resume", killed)
-    assert "epoch 4/4" in result.stdout and "epoch 1/4" not in result.stdout and "test, ensemble" in result.stdout
-    same_run(tmp_path / "whole", killed)
-    tested = gradshare("test", killed, "--tasks", 6)
-    summary = json.loads((killed / "summary.json").read_text())["test"]
-    assert f"{summary['best']['accuracy']:.2%} ± {summary['best']['interval']:.2%} over 6 test tasks" in tested.stdout
-    longer = gradshare("train", "--resume", killed, "--epochs", 5)
-    assert "epoch 5/5" in longer.stdout and "epoch 4/5" not in longer.stdout and (killed / "DONE").exists()
-    refused = gradshare("train", "--resume", killed, "--epochs", 5, "--shots", 2, code=2)
-    assert "has its own options: give --resume alone, or with more --epochs" in refused.stderr
+def test_what_is_given_wins_even_if_it_equals_the_default() -> None:
+    default = RunConfig()
+    config = Given(epochs=default.epochs, dataset=default.dataset).over("mini-5shot-1task-mamlpp+gs")
+    assert (config.epochs, config.dataset) == (20, "glyphs") and config.iterations == 1000
+    assert Given().over(None) == default and Given(shots=5).over(None).shots == 5
+    assert type(Given().over(None)) is RunConfig
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_polite_stop_says_how_to_go_on(blobs: Path, tmp_path: Path, number: int) -> None:
-    words = command("train", "--dataset", blobs, *SMALL, "--epochs", 50, "--iterations", 20, "--out", tmp_path / "run")
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stderr is not None
-        _ = process.stdout.readline(), process.stdout.readline()  # where it computes; its first epoch
-        process.send_signal(number)
-        message = process.stderr.read()
-    assert process.returncode == 3
-    assert "to go on: gradshare train --resume" in message and "Traceback" not in message
-    assert checkpoints.listing(tmp_path / "run" / "checkpoints")
+def options_in(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text())
 
 
-def test_compare_with_controls_writes_everything(blobs: Path, tmp_path: Path) -> None:
-    words = ["compare", "--dataset", blobs, *SMALL, "--epochs", 2, "--iterations", 3, "--controls", "--out", tmp_path]
-    result = gradshare(*words, "--jobs", 2)
-    arms = {"original", "shared", "half-rate", "gate-only", "batch-only", "memory-only"}
-    assert {path.parent.name for path in tmp_path.glob("*/DONE")} == arms
-    rates = {arm: json.loads((tmp_path / arm / "config.json").read_text())["inner_lr"] for arm in arms}
-    assert rates == dict.fromkeys(arms, 0.1) | {"half-rate": 0.05}
-    for name in (
-        "summary.json",
-        "report.html",
-        "curves.png",
-        "curves.svg",
-        "gates.png",
-        "gates.svg",
-        "table.md",
-        "table.csv",
-    ):
-        assert (tmp_path / name).stat().st_size > 0, name
-    assert all(arm in result.stdout for arm in arms)
-    assert set(json.loads((tmp_path / "summary.json").read_text())["arms"]) == arms
-    again = gradshare(*words, "--jobs", 1)
-    assert "epoch 1/2" not in again.stdout  # finished arms are kept
-    (tmp_path / "report.html").unlink()
-    gradshare("report", tmp_path)
-    assert (tmp_path / "report.html").exists()
-
-
-def test_arms_at_a_time_or_one_by_one_are_the_same_runs(blobs: Path, tmp_path: Path) -> None:
-    words = ["compare", "--dataset", blobs, *SMALL, "--epochs", 2, "--iterations", 3]
-    gradshare(*words, "--jobs", 1, "--out", tmp_path / "one")
-    gradshare(*words, "--jobs", 2, "--out", tmp_path / "two")
-    for arm in ("original", "shared"):
-        same_run(tmp_path / "one" / arm, tmp_path / "two" / arm)
-
-
-@pytest.mark.parametrize("stop", ["SIGTERM to the parent", "SIGTERM to all", "Ctrl-C to all"])
-def test_a_stopped_comparison_goes_on(blobs: Path, tmp_path: Path, stop: str) -> None:
-    words = ["compare", "--dataset", blobs, *SMALL, "--epochs", 3, "--iterations", 70, "--jobs", 2, "--out", tmp_path]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command(*words), start_new_session=True, **pipes) as process:  # type: ignore[call-overload]
-        assert process.stdout is not None and process.stderr is not None
-        _ = process.stdout.readline(), process.stdout.readline()  # where it computes; its first epoch
-        if stop.endswith("to all"):
-            os.killpg(process.pid, signal.SIGINT if stop.startswith("Ctrl-C") else signal.SIGTERM)
-        else:
-            process.send_signal(signal.SIGTERM)
-        message = process.stderr.read()
-    assert process.returncode == 3 and "to go on: gradshare compare" in message and "Traceback" not in message
-    assert not list(tmp_path.glob("*/DONE"))
-    result = gradshare(*words)
-    assert len(list(tmp_path.glob("*/DONE"))) == 2 and "report:" in result.stdout
-
-
-def save_slowly(ready: Any) -> None:
-    with stop_requests() as stop:
-        ready.set()
-        while not stop():
-            time.sleep(0.01)
-        time.sleep(1)  # the second request comes here
-    raise SystemExit(STOPPED)
-
-
-def test_a_worker_that_saves_is_not_hurried() -> None:
-    """A scheduler sends SIGTERM to all processes, and then the parent asks its workers to stop."""
-    with Processes() as workers:
-        ready = workers.context.Event()
-        workers.start("slow", save_slowly, ready)
-        assert ready.wait(60)
-        process = workers.running["slow"]
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGTERM)
-        time.sleep(0.3)
-        workers.ask_to_stop()
-        process.join(60)
-        assert workers.ended() == {"slow": STOPPED}
-
-
-@pytest.fixture
-def little_memory() -> Iterator[None]:
-    """16 GiB for each process that a test starts, whatever the machine has."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (2**34, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-@pytest.mark.usefixtures("little_memory")
-@pytest.mark.parametrize("words", ["train", "compare --jobs 2", "compare --jobs 1"])
-def test_a_run_that_memory_is_too_small_for_leaves_no_folder(blobs: Path, tmp_path: Path, words: str) -> None:
-    (tmp_path / "mine").mkdir()
-    out = tmp_path / "mine" / "new" / "run"
-    sizes = ["--dataset", blobs, "--ways", 2, "--queries", 1, "--filters", 2]
-    ended = gradshare(*words.split(), *sizes, "--tasks", 10**9, "--out", out, code=2)
-    said = "there is not enough memory for this: take fewer tasks, filters, steps, or a smaller eval_batch\n"
-    assert ended.stderr.startswith("gradshare: ") and ended.stderr.endswith(said) and ended.stderr.count("\n") == 1
-    assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
-
-
-def test_a_run_that_has_trained_keeps_its_folder_when_memory_runs_out(
-    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def forget(self: training._Run) -> None:
-        raise MemoryError
-
-    learner = gs.maml(gs.Conv4(filters=4, image=(1, 28, 28)), steps=1)
-    options = {"epochs": 2, "iterations": 2, "ways": 2, "queries": 1, "val_tasks": 2, "test_tasks": 2}
-    monkeypatch.setattr(training._Run, "_test", forget)
-    for resume in (False, True):  # the second time, it is also a run that was there before
-        with pytest.raises(MemoryError):
-            gs.train(learner, gs.load_dataset(blobs), tmp_path / "run", resume=resume, **options)
-        assert len(gs.load_run(tmp_path / "run").metrics) == 2
+def test_train_takes_presets(blobs: Path, tmp_path: Path) -> None:
+    tiny = ["--dataset", blobs, "--pixels", "unit", *SMALL, "--epochs", 1, "--iterations", 2]
+    call("train", "--preset", "mini-5shot-5task-mamlpp-10x", *tiny, "--seed", 0, "--out", tmp_path / "run")
+    chosen = {"method": "mamlpp", "arm": "original", "inner_lr": 1.0, "shots": 5, "gradient_clamp": 10.0}
+    given = {"epochs": 1, "tasks": 2, "filters": 3, "pixels": "unit", "dataset": str(blobs)}
+    assert chosen | given == {key: options_in(tmp_path / "run")[key] for key in chosen | given}
 
 
 @pytest.mark.parametrize("method", ["maml", "metasgd", "mamlpp", "fomaml", "anil"])
-def test_every_method_trains_from_the_command_line(blobs: Path, tmp_path: Path, method: str) -> None:
-    words = [
-        "--dataset",
-        blobs,
-        *SMALL,
-        "--epochs",
-        1,
-        "--iterations",
-        2,
-        "--method",
-        method,
-        "--out",
-        tmp_path / "run",
-    ]
-    gradshare("train", *words)
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["method"] == method
+def test_every_method_trains(blobs: Path, tmp_path: Path, method: str) -> None:
+    words = [*SMALL, "--epochs", 1, "--iterations", 2, "--method", method, "--out", tmp_path / "run"]
+    call("train", "--dataset", blobs, *words)
+    assert options_in(tmp_path / "run")["method"] == method
+
+
+# Comparisons and grids, trained in this process
+
+MAML, SHARED = "cub-5shot-5task-maml", "cub-5shot-5task-maml+gs"
+
+
+def test_compare_with_controls(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_here(monkeypatch)
+    words = ["--dataset", blobs, *SMALL, "--epochs", 2, "--iterations", 3, "--controls", "--out", tmp_path]
+    said = call("compare", *words, "--preset", f"{MAML}~half-rate").out
+    arms = {"original", "shared", "half-rate", "gate-only", "batch-only", "memory-only"}
+    assert {path.parent.name for path in tmp_path.glob("*/DONE")} == arms
+    assert {arm: options_in(tmp_path / arm)["inner_lr"] for arm in arms} == dict.fromkeys(arms, 0.1) | {
+        "half-rate": 0.05
+    }
+    line = r"shared +epoch 1/2  val \d+\.\d% ±\d+\.\d% σ\(m\) 0\.\d\d σ\(λ\) 0\.\d\d  \d+\.\d s"
+    assert re.search(line, said) and all(arm in said for arm in arms)
+    again = call("compare", *words, "--preset", f"{MAML}~half-rate").out
+    assert "epoch 1/2" not in again  # finished arms are kept
+    (tmp_path / "report.html").unlink()
+    call("report", tmp_path)
+    assert (tmp_path / "report.html").exists()
+    changed = [*words, "--preset", f"{MAML}-10x"]
+    assert "inner_lr" in mistake("compare", *changed)
+
+
+def test_an_arm_that_diverges_stops_no_other(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_here(monkeypatch)
+    wild = ["--inner-lr", 1e9, "--adapt-norm"]  # with its gains adapted, batch norm keeps nothing finite
+    sizes = ["--dataset", blobs, *SMALL, "--epochs", 1, "--iterations", 22, "--out", tmp_path]
+    call("compare", *sizes, "--arms", "gate-only", "--adapt-norm")
+    for _ in range(2):  # the second time nothing is trained again
+        said = call("compare", *sizes, "--arms", "original", "shared", *wild).out
+        assert sum("diverged" in line and "epoch 1, iteration 1" in line for line in said.splitlines()) >= 2
+    assert "2 done" not in (status := call("grid", "status", tmp_path).out)
+    assert "2 diverged" in status and "1 done" in status
+
+
+def test_seeds_arms_and_options_are_in_the_run_folders(
+    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_here(monkeypatch)
+    tiny = ["--dataset", blobs, *SMALL, "--shots", 1, "--iterations", 2, "--run-engine", "eager"]
+    words = ["grid", "run", SHARED, *tiny, "--seeds", 3, 1, "--arms", "half-rate", "--out", tmp_path]
+    call(*words, "--epochs", 1, "--inner-lr", 0.4)
+    configs = {path.parent.relative_to(tmp_path).as_posix(): path for path in tmp_path.glob("*/*/config.json")}
+    found = {label: options_in(path.parent) for label, path in configs.items()}
+    assert {label: (one["arm"], one["seed"], one["inner_lr"]) for label, one in found.items()} == {
+        f"{MAML}~half-rate/seed-1": ("half-rate", 1, 0.2),
+        f"{MAML}~half-rate/seed-3": ("half-rate", 3, 0.2),
+    }
+    assert all(one["epochs"] == 1 and one["dataset"] == str(blobs) for one in found.values())
+    assert "inner_lr" in mistake(*words, "--epochs", 1, "--inner-lr", 7)
+    assert "0 of 2" in call(*words, "--epochs", 1, "--inner-lr", 0.4).out
+    assert "2 of 2" in call(*words, "--epochs", 2, "--inner-lr", 0.4).out  # they go on for more epochs
+    assert "2 done" in call("grid", "status", tmp_path, f"{MAML}~*").out
+    for more in ([], ["--epochs", 1]):  # 150, which the preset has; fewer
+        assert "epochs" in mistake(*words, "--inner-lr", 0.4, *more)
+
+
+def test_a_failing_cell_stops_nobody(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_here(monkeypatch)
+    thesis = tmp_path / "cub-5shot-5task-metasgd" / "seed-0" / "thesis.tex"
+    thesis.parent.mkdir(parents=True)
+    thesis.write_text("years of work")
+    tiny = ["--dataset", blobs, *SMALL, "--shots", 1, "--epochs", 1, "--iterations", 1]
+    said = mistake("grid", "run", "cub-5shot-5task-metasgd", MAML, *tiny, "--out", tmp_path)
+    assert "1 of 2" in said and "metasgd" in said and thesis.read_text() == "years of work"
+    table = call("grid", "status", tmp_path).out
+    assert "1 done, 1 failed" in table and "not empty" in table
+
+
+def test_list_and_show() -> None:
+    lines = call("grid", "list", "--no-hours").out.splitlines()
+    assert lines[1].split() == ["cub-1shot-1task-maml", "cub", "750", "750,000"] and len(lines) == 98
+    assert lines[-1].split() == ["all", "96", "57,600,000"]  # 24 x (750 + 150 + 1250 + 250) thousand
+    few = call("grid", "list", "mini-5shot-5task-maml", "--controls", "--epochs", 2, "--no-hours").out
+    assert len(few.splitlines()) == 8 and "mini-5shot-5task-maml~memory-only" in few and " 2,000" in few
+    shown = call("grid", "show", "cub-1shot-1task-mamlpp", "--epochs", 7).out
+    assert "epochs          7           the command line" in shown and "dataset         cub-resize  paper" in shown
+
+
+def test_list_estimates_hours(blobs: Path) -> None:
+    tiny = ["--dataset", blobs, "--ways", 3, "--queries", 3, "--steps", 2, "--filters", 3]
+    header, one, five, total = call("grid", "list", "cub-1shot-*-maml", *tiny).out.splitlines()
+    assert header.split()[-1] == "hours" and "at a time" in total
+    assert float(one.split()[-1]) > 0 and float(five.split()[-1]) > 0
+
+
+# The real commands, as processes
+
+
+def test_train_stopped_and_resumed_then_tested_exported_and_reported(blobs: Path, tmp_path: Path) -> None:
+    sizes = ["--dataset", blobs, *SMALL, "--epochs", 3, "--iterations", 20, "--inner-lr", "0.3"]
+    call("train", *sizes, "--out", tmp_path / "whole")
+    run = tmp_path / "stopped"
+    with started("train", *sizes, "--out", run) as process:
+        wait_for(lambda: epochs_done(run), process)
+        process.terminate()
+        message = process.communicate(timeout=60)[1]
+    assert process.returncode == 3 and "Traceback" not in message
+    assert f"to go on: gradshare train --resume {run}" in message
+    assert any(not path.name.endswith("-0000") for path in (run / "checkpoints").iterdir())
+    said = call("train", "--resume", run).out
+    assert "epoch 3/3" in said and "epoch 1/3" not in said and "test, ensemble" in said
+    for name in ("metrics.jsonl", "summary.json"):
+        assert (run / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    best = json.loads((run / "summary.json").read_text())["test"]["best"]
+    said = gradshare("test", run, "--tasks", 6).stdout
+    assert f"{best['accuracy']:.2%} ± {best['interval']:.2%}" in said
+    gradshare("report", run)
+    assert (run / "report.html").exists()
+    call("export", run, tmp_path / "model")
+    assert (tmp_path / "model" / "model.safetensors").exists()
+    longer = call("train", "--resume", run, "--epochs", 4).out
+    assert "epoch 4/4" in longer and "epoch 3/4" not in longer and (run / "DONE").exists()
+    assert mistake("train", "--resume", run, "--epochs", 4, "--shots", 2)
+
+
+def test_a_comparison_and_a_grid_with_workers(blobs: Path, tmp_path: Path) -> None:
+    """Workers do what one process does, to the last bit."""
+    tiny = ["--dataset", blobs, *SMALL, "--shots", 1, "--epochs", 1, "--iterations", 2, "--jobs", 2]
+    compare = ["compare", *tiny, "--preset", MAML, "--arms", "shared", "--out", tmp_path / "compare"]
+    assert "report:" in gradshare(*compare).stdout
+    assert "1 done" in call("grid", "run", SHARED, *tiny, "--out", tmp_path / "grid").out
+    assert f"{SHARED}/seed-0" in gradshare("grid", "status", tmp_path / "grid", COLUMNS="120").stdout
+    call("train", *tiny[:-2], "--preset", SHARED, "--out", tmp_path / "here")
+    for run in (tmp_path / "grid" / SHARED / "seed-0", tmp_path / "compare" / "shared"):
+        for name in ("config.json", "metrics.jsonl", "summary.json"):
+            assert (run / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
+
+
+# Mistakes
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "word"),
     [
-        (["train", "--frobnicate"], "Unknown option"),
-        (["train", "--shots", "many", "--out", "x"], "--shots"),
-        (["train", "--shots", "0", "--out", "x"], "shots is 0; it must be at least 1"),
-        (["train", "--inner-lr", "nan", "--out", "x"], "inner_lr is nan; it must be above 0"),
-        (["train", "--method", "mamlplus", "--out", "x"], "--method"),
-        (["train"], "say where the run goes with --out FOLDER"),
-        (["train", "--resume", "nowhere"], "nowhere is not a run: it has no config.json"),
-        (["train", "--resume", "nowhere", "--shots", "5"], "the run in nowhere has its own options"),
-        (["train", "--dataset", "nothing", "--out", "x"], "there is no data set 'nothing'"),
-        (["train", "--device", "cuda", "--out", "x"], "PyTorch sees no GPU"),
-        (["train", "--method", "anil", "--adapt-norm", "--out", "x"], "anil adapts the head alone"),
-        (["test", "nowhere"], "nowhere is not a run"),
-        (["report", "nowhere"], "nowhere is not a folder"),
-        (["report", "."], "no run in"),
-        (["frobnicate"], "frobnicate"),
-        (["train", "--ways", "7", "--out", "x"], "7-way tasks need 7 classes; the val split of blobs has 6"),
-        (["train", "--shots", "9", "--out", "x"], "has 20 images; 9-shot with 15 queries needs 24"),
+        ("train --frobnicate", "frobnicate"),
+        ("train --shots many --out x", "--shots"),
+        ("train --shots 0 --out x", "shots is 0"),
+        ("train --inner-lr nan --out x", "inner_lr"),
+        ("train --method mamlplus --out x", "--method"),
+        ("train --arm frobnicate --out x", "frobnicate"),
+        ("train --arm half-rate --out x", "half-rate"),
+        ("train", "--out"),
+        ("train --out x --resume y", "--out"),
+        ("train --resume nowhere", "nowhere"),
+        ("train --resume nowhere --shots 5", "nowhere"),
+        ("train --dataset nothing --out x", "nothing"),
+        ("train --dataset BLOBS --method anil --adapt-norm --out x", "anil"),
+        ("train --dataset BLOBS --ways 7 --out x", "7"),
+        ("train --dataset BLOBS --shots 9 --out x", "24"),
+        ("train --preset cub-5shot --out x", "cub-5shot"),
+        ("train --preset cub-5shot-5task-maml --resume x", "--resume"),
+        ("train --preset cub-5shot-5task-mamlpp --out x", "data import cub"),
+        ("compare --preset mini-5shot-5task-maml --out x", "data import mini"),
+        ("compare --arm original --out x", "--arms"),
+        ("compare --arms --out x", "--arms"),
+        ("compare --arms frobnicate --out x", "frobnicate"),
+        ("compare --jobs -1 --out x", "jobs"),
+        ("test nowhere", "nowhere"),
+        ("test nowhere --tasks 1", "2"),
+        ("export nowhere x --epoch 0", "epoch"),
+        ("report nowhere", "nowhere"),
+        ("report .", "no run"),
+        ("frobnicate", "frobnicate"),
+        ("bench --values 3", "--sweep"),
+        ("bench --threads 5000", "threads"),
+        ("grid run", "grid list"),
+        ("grid run zebra-*", "zebra"),
+        ("grid run cub-5shot-5task-maml --out x", "data import cub"),
+        ("grid run cub-5shot-5task-maml --arm shared", "--arms"),
+        ("grid run cub-5shot-5task-maml --seed 1", "--seeds"),
+        ("grid run cub-5shot-5task-maml --seeds", "--seeds"),
+        ("grid run cub-5shot-5task-maml --shots 0", "shots"),
+        ("grid run cub-5shot-5task-maml --jobs -1", "jobs"),
+        ("grid run cub-5shot-5task-maml --cpus nan", "cpus"),
+        ("grid run cub-5shot-5task-maml --dataset nothing", "nothing"),
+        ("grid status nowhere", "nowhere"),
+        ("grid show zebra", "zebra"),
     ],
 )
-def test_mistakes_get_one_sentence_and_exit_code_2(blobs: Path, tmp_path: Path, words: list[str], message: str) -> None:
-    if "--out" in words and "--dataset" not in words and "anil" not in words:
-        words = [*words, "--dataset", str(blobs)]
-    result = subprocess.run(command(*words), capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
-    if "cuda" in words and result.returncode == 0:
-        pytest.skip("this machine has a GPU")
-    assert result.returncode == 2, result.stdout + result.stderr
-    assert message in result.stderr and len(result.stderr.strip().splitlines()) == 1
+def test_a_mistake_gets_one_line_and_exit_code_2(
+    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, word: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GRADSHARE_DATA", str(tmp_path / "data"))
+    assert word in mistake(*words.replace("BLOBS", str(blobs)).split())
     assert not (tmp_path / "x").exists()
 
 
-def test_data_list_shows_stores_and_built_in_sets(blobs: Path) -> None:
-    result = gradshare("data", "list", GRADSHARE_DATA=str(blobs.parent))
-    assert "blobs            480 images of 16x16x1; classes: train 12 val 6 test 6" in result.stdout
-    assert "glyphs           built in; made on first use" in result.stdout
+def test_without_ray_the_extra_is_named(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    tiny = ["--dataset", blobs, *SMALL, "--shots", 1, "--engine", "ray", "--out", tmp_path]
+    assert "gradshare[ray]" in mistake("grid", "run", MAML, *tiny)
 
 
 def test_damaged_files_are_named(blobs: Path, tmp_path: Path) -> None:
-    gradshare("train", "--dataset", blobs, *SMALL, "--epochs", 1, "--iterations", 2, "--out", tmp_path / "run")
-    (tmp_path / "run" / "config.json").write_text('{"version": 1, "ways"')
-    assert "config.json is damaged" in gradshare("test", tmp_path / "run", code=2).stderr
-    (tmp_path / "run" / "config.json").write_text('{"version": 1, "colour": "red", "method": "maml"}')
-    assert "does not know: colour" in gradshare("test", tmp_path / "run", code=2).stderr
+    sizes = [*SMALL, "--epochs", 1, "--iterations", 2]
+    call("train", "--dataset", blobs, *sizes, "--out", tmp_path / "run")
+    for text, word in (
+        ('{"version": 1, "ways"', "config.json"),
+        ('{"version": 1, "colour": 1, "method": "maml"}', "colour"),
+    ):
+        (tmp_path / "run" / "config.json").write_text(text)
+        assert word in mistake("test", tmp_path / "run")

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import gradshare as gs
-from gradshare.engine.conv4 import folded, pooled_norm
+from gradshare.engine.conv4.cpu import network as folded
+from gradshare.engine.conv4.cpu import pooled_norm
 
 METHODS: dict[str, Any] = {
     "maml": gs.maml,

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cli.test_cli import gradshare
-from tests.method.test_identities import every_algorithm, every_sharing, gradients, net, randomised, tasks
-from tests.runs.test_training import TINY, learner, same_run
+from tests.support.commands import gradshare
+from tests.support.learners import every_algorithm, every_sharing, gradients, net, randomised, tasks
+from tests.support.runs import TINY, learner, same_run
 from torch import nn
 
 import gradshare as gs

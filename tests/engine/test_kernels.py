@@ -23,30 +23,22 @@ from tests.support.kernel_tools import (
     poisoned,
     without_checks,
 )
+from tests.support.steps import together
 from torch import Tensor
 
 import gradshare as gs
-from gradshare.engine.conv4.triton import (
-    device,
-    filters,
-    first_block,
-    fused,
-    head,
-    launch,
-    linear,
-    pooling,
-    small,
-    stem,
-)
+from gradshare.engine.conv4.triton import convolution, device, first_block, head, pooled_norm, sharing
+from gradshare.engine.conv4.triton.convolution import Sums
 from gradshare.engine.conv4.triton.first_block import Moments, Patches
+from gradshare.engine.conv4.triton.programs import with_programs
 from gradshare.method import controls
 
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     without_checks(monkeypatch)
-    if launch.INTERPRETED:
-        monkeypatch.setattr(launch, "MOST_PARTS", 2)  # so that few programs are many
+    if device.INTERPRETED:
+        monkeypatch.setattr(device, "MOST_PARTS", 2)  # so that few programs are many
 
 
 class Case(NamedTuple):
@@ -169,12 +161,12 @@ def test_convolve(case: Case, pairs: int, adjoint: bool, sums: Any) -> None:
     statistics, count = formulas.statistics(z.double(), EPS).float(), 4 * case.n * case.height * case.width + 3
     wanted = {
         "none": None,
-        "moments": launch.Sums("moments", eps=EPS),
-        "means": launch.Sums("means", z, statistics),
-        "pooled": launch.Sums("pooled", z, code=code, over=count, slope=SLOPE),
+        "moments": Sums.moments(EPS),
+        "means": Sums.means(z, statistics),
+        "pooled": Sums.pooled(z, code, count, SLOPE),
     }
     with poisoned():
-        found, summed = launch.convolve(
+        found, summed = convolution.convolve(
             list(zip(x, w, strict=True)), channels, 9, case.precision, adjoint, wanted[sums]
         )
     exact = [(a.double(), b.double()) for a, b in zip(x, w, strict=True)]
@@ -202,7 +194,7 @@ def means_of(a: Tensor, y: Tensor) -> Tensor:  # [T, 2, C]
 def test_convolve_with_one_tap(pairs: int) -> None:
     case = CASES[0]
     x, w = ([of(seed) for seed in range(pairs)] for of in (lambda s: case.draw(s, 5), lambda s: case.weights(s, 1)))
-    found, _ = launch.convolve(list(zip(x, w, strict=True)), case.outputs, 1, "float32")
+    found, _ = convolution.convolve(list(zip(x, w, strict=True)), case.outputs, 1, "float32")
     expected = torch.stack([formulas.conv(a.double(), b.double()) for a, b in zip(x, w, strict=True)]).sum(0)
     assert_near(found, expected, 1e-5)
 
@@ -210,7 +202,7 @@ def test_convolve_with_one_tap(pairs: int) -> None:
 def test_moments_keep_their_digits_beside_a_large_mean() -> None:
     x = (draw(1, 1, 2, 9, 10, 16) / 100 + 1000).contiguous()
     w = as_weights(torch.eye(16).expand(1, 1, 16, 16).flatten(1, 2).to(DEVICE))
-    z, found = launch.convolve([(x, w)], 16, 1, "float32", sums=launch.Sums("moments", eps=EPS))
+    z, found = convolution.convolve([(x, w)], 16, 1, "float32", sums=Sums.moments(EPS))
     assert torch.equal(z, x)
     assert_near(found, formulas.statistics(x.double(), EPS), 1e-4)
 
@@ -219,7 +211,7 @@ def test_moments_keep_their_digits_beside_a_large_mean() -> None:
 def test_pool(case: Case) -> None:
     block = block_of(case)
     with poisoned():
-        out, peak, code = launch.pool(block.z, block.statistics, block.gain, block.bias, SLOPE)
+        out, peak, code = pooled_norm.pool(block.z, block.statistics, block.gain, block.bias, SLOPE)
     y = formulas.normalised(block.z.double(), block.statistics.double())
     assert out.dtype == peak.dtype == case.kind and code.dtype == torch.uint8
     assert_pooled(out, peak, code, y, block.gain, block.bias, case.tolerance)
@@ -231,7 +223,7 @@ def test_pool_takes_the_first_of_equal_elements(case: Case) -> None:
     statistics = torch.ones(case.tasks, 2, case.outputs, device=DEVICE) * torch.tensor([[0.5], [2.0]], device=DEVICE)
     ones = torch.ones(case.outputs, device=DEVICE)
     for bias, code in ((0.0, 4), (-1.0, 0), (-3.0, 0)):  # above, at and below zero
-        out, peak, found = launch.pool(z, statistics, ones, bias * ones, SLOPE)
+        out, peak, found = pooled_norm.pool(z, statistics, ones, bias * ones, SLOPE)
         assert (found == code).all() and (peak == 1).all()
         assert_near(out, torch.full_like(out, max(1 + bias, SLOPE * (1 + bias))), case.tolerance)
 
@@ -240,7 +232,7 @@ def test_pool_takes_the_first_of_equal_elements(case: Case) -> None:
 def test_pooled_means(case: Case) -> None:
     block, positions = block_of(case), case.n * case.height * case.width
     with poisoned():
-        found = launch.pooled_means(block.g, block.peak, block.code, positions, SLOPE)
+        found = pooled_norm.pooled_means(block.g, block.peak, block.code, positions, SLOPE)
     a = formulas.activated(block.g.double(), block.code, SLOPE)
     share = block.peak[0].numel() / case.outputs / positions
     assert_near(found, means_of(a, block.peak.double()) * share, 1e-5, scale=a.abs().mean() * share)
@@ -251,7 +243,7 @@ def test_pooled_means(case: Case) -> None:
 def test_gather(case: Case) -> None:
     block = block_of(case)
     with poisoned():
-        to_g, mixed = launch.gather(
+        to_g, mixed = pooled_norm.gather(
             block.q, block.peak, block.code, block.g, block.statistics, block.gain, block.means_q.float(),
             block.orders.means.float(), SLOPE,
         )  # fmt: skip
@@ -264,7 +256,7 @@ def test_gather(case: Case) -> None:
 def test_spread(case: Case) -> None:
     block = block_of(case)
     with poisoned():
-        dz = launch.spread(
+        dz = pooled_norm.scatter(
             block.z, block.statistics, block.gain, block.code, block.g, block.orders.means.float(), SLOPE
         )
     assert dz.dtype == case.kind
@@ -275,11 +267,11 @@ def test_spread(case: Case) -> None:
 def test_spread_of_the_outer_gradient(case: Case) -> None:
     block = block_of(case)
     orders = block.orders
-    more = launch.Second(
+    more = pooled_norm.SecondOrder(
         block.q, block.means_q.float(), orders.mixed.float(), block.c, orders.later_means.float()
     )  # fmt: skip
     with poisoned():
-        cz = launch.spread(
+        cz = pooled_norm.scatter(
             block.z, block.statistics, block.gain, block.code, block.g, orders.means.float(), SLOPE, more
         )
     assert_near(cz, orders.cz, case.tolerance)
@@ -293,18 +285,18 @@ def test_correlate(case: Case, pairs: int, taps: int, finest: bool) -> None:
     x = [case.draw(10 + pair, case.inputs) for pair in range(pairs)]
     g = [case.draw(20 + pair, case.outputs) for pair in range(pairs)]
     rows, positions = taps * case.inputs, case.n * case.height * case.width
-    parts = filters.splits(case.tasks, positions, rows, case.precision, DEVICE)
+    parts = convolution.splits(case.tasks, positions, rows, case.precision, DEVICE)
     if finest:
-        depth = filters.CORRELATION[case.precision].depth
+        depth = convolution.CORRELATION[case.precision].depth
         parts = (-(-positions // depth), depth)
     with_bias = taps == 1
     wanted = ((16, parts[0], rows * case.outputs), (16 + rows * case.outputs + 5, parts[0], case.outputs))
-    rooms = filters.rooms(wanted, case.tasks, wanted[1][0] + case.outputs + 3, DEVICE)
+    rooms = convolution.partial_sums(wanted, case.tasks, wanted[1][0] + case.outputs + 3, DEVICE)
     with poisoned():
-        room = rooms.empty()
+        room = rooms.buffer()
         weights, bias = (room[part] for part in rooms.slices)
         both = list(zip(x, g, strict=True))
-        filters.correlate(both, taps, case.precision, weights, parts, bias if with_bias else None)
+        convolution.correlate(both, taps, case.precision, weights, parts, bias if with_bias else None)
         if not with_bias:
             bias.fill_(0)
         found = rooms.add(room)
@@ -320,7 +312,7 @@ def test_correlate(case: Case, pairs: int, taps: int, finest: bool) -> None:
 
 def test_parts_are_added_up_whatever_their_number() -> None:
     wanted = ((0, 70, 5), (7, 1, 300), (330, 33, 129))
-    rooms = filters.rooms(wanted, 2, 500, DEVICE)
+    rooms = convolution.partial_sums(wanted, 2, 500, DEVICE)
     room = draw(1, rooms.elements)
     with poisoned():
         found = rooms.add(room)
@@ -373,7 +365,7 @@ def stem_of(case: Case) -> Stem:
     )
     z, q = (formulas.conv(exact, filters.double()) for filters in (w, v))
     block = block_from(case, z.to(case.kind), z, q)
-    columns = launch._channels(case.outputs)
+    columns = device.padded_channels(case.outputs)
     own, cross = (
         Moments(means.float().contiguous(), padded(covariance @ filters.double(), block_size, columns).float())
         for means, filters in ((formulas.statistics(z, EPS), w), (block.means_q, v))
@@ -411,7 +403,7 @@ def test_moments_of_the_first_block(case: Case) -> None:
     with poisoned():
         found = first_block.moments(stem.patches, stem.w, EPS)
     assert_near(found.statistics, stem.own.statistics, 2e-5)
-    assert_near(found.spread, stem.own.spread, 1e-5)
+    assert_near(found.product, stem.own.product, 1e-5)
 
 
 @every_first
@@ -420,7 +412,7 @@ def test_cross_moments_of_the_first_block(case: Case) -> None:
     with poisoned():
         found = first_block.cross_moments(stem.patches, stem.v, stem.own)
     assert_near(found.statistics, stem.cross.statistics, 2e-5, scale=stem.block.q.abs().mean())
-    assert_near(found.spread, stem.cross.spread, 1e-5)
+    assert_near(found.product, stem.cross.product, 1e-5)
 
 
 @every_first
@@ -462,7 +454,7 @@ def test_finish_of_the_first_block(case: Case) -> None:
     assert_near(sparse, padded(of_g, *sparse.shape[1:]), 1e-6)
     assert_near(target, stem.rows(block.orders.dz), 1e-5, scale=of_g.abs().mean())
     target = as_weights(of_c.float())
-    more = first_block.Second(sparse, stem.cross, block.orders.mixed.float(), block.orders.later_means.float())
+    more = first_block.SecondOrder(sparse, stem.cross, block.orders.mixed.float(), block.orders.later_means.float())
     with poisoned():
         first_block.finish(target, stem.patches, stem.own, block.gain, block.orders.means.float(), more)
     assert_near(target, stem.rows(block.orders.cz), 2e-5, scale=of_c.abs().mean())
@@ -495,10 +487,10 @@ def test_linear(tasks: int, n: int, ways: int, size: int, pairs: int, kind: torc
     g = [draw(20 + pair, tasks, n, ways) for pair in range(pairs)]
     bias = as_weights(draw(30, tasks, 1, ways))
     with poisoned():
-        scores = linear.scores(list(zip(x, w, strict=True)), bias)
-        to_features = linear.towards_features(list(zip(g, w, strict=True)), kind)
+        scores = head.scores(list(zip(x, w, strict=True)), bias)
+        to_features = head.features_gradient(list(zip(g, w, strict=True)), kind)
         to_weights, to_bias = torch.empty(tasks, ways, size, device=DEVICE), torch.empty(tasks, ways, device=DEVICE)
-        linear.towards_weights(list(zip(x, g, strict=True)), to_weights, to_bias)
+        head.weights_gradient(list(zip(x, g, strict=True)), to_weights, to_bias)
     exact = [tuple(part.double() for part in parts) for parts in zip(x, w, g, strict=True)]
     assert_near(scores, bias.double() + torch.stack([a @ b.mT for a, b, _ in exact]).sum(0), 1e-5)
     assert to_features.dtype == kind
@@ -518,7 +510,7 @@ def test_cross_entropy(tasks: int, n: int, ways: int, size: float) -> None:
         return torch.stack([F.cross_entropy(*task) for task in zip(logits, targets, strict=True)])
 
     with poisoned():
-        found = of_orders(fused.cross_entropy, logits, targets, g, v)
+        found = of_orders(head.cross_entropy, logits, targets, g, v)
     expected = of_orders(by_task, logits.double(), targets, g.double(), v.double())
     for order, value in found.items():
         assert_near(value, expected[order], 1e-5, scale=size if order == "losses" else 0.1 / n, what=order)
@@ -531,12 +523,12 @@ def test_cross_entropy_leaves_ignored_examples_out_and_knows_no_other_classes() 
     def by_task(logits: Tensor, targets: Tensor) -> Tensor:
         return torch.stack([F.cross_entropy(*task) for task in zip(logits, targets, strict=True)])
 
-    found = of_orders(fused.cross_entropy, logits, targets, g, v)
+    found = of_orders(head.cross_entropy, logits, targets, g, v)
     expected = of_orders(by_task, logits.double(), targets, g.double(), v.double())
     for order, value in found.items():
         assert_near(value, expected[order], 1e-5, what=order)
     targets[1, 0] = 3
-    first, second = fused.cross_entropy(logits, targets)
+    first, second = head.cross_entropy(logits, targets)
     assert first.isfinite() and second.isnan()
 
 
@@ -553,7 +545,7 @@ def test_cross_entropy_of_an_expanded_gradient_and_any_layout() -> None:
     targets = torch.arange(12, device=DEVICE).view(4, 3).mT % 5
     wanted = F.cross_entropy(logits.double().flatten(0, 1), targets.flatten())
     leaf = logits.clone().requires_grad_()
-    loss = fused.cross_entropy(leaf, targets).mean()  # its gradient comes as one number for all tasks
+    loss = head.cross_entropy(leaf, targets).mean()  # its gradient comes as one number for all tasks
     assert_near(loss, wanted, 1e-6)
     (gradient,) = torch.autograd.grad(loss, leaf, create_graph=True)
     exact = logits.double().clone().requires_grad_()
@@ -567,7 +559,7 @@ def test_cross_entropy_of_an_expanded_gradient_and_any_layout() -> None:
 SHARED = {
     "usual": (3, 50, 1.0),
     "one task": (1, 7, 1.0),
-    "several programs": (2, 2 * fused.ELEMENTS + 5, 1.0),
+    "several programs": (2, 2 * sharing.ELEMENTS + 5, 1.0),
     "small": (2, 50, 1e-30),
     "large": (2, 50, 1e30),
 }
@@ -580,14 +572,14 @@ def test_share(tasks: int, size: int, scale: float, seen: bool) -> None:
     known = torch.tensor(seen, device=DEVICE)
     expected = shared_by(in_plain_operations, known, scale, *(part.double() for part in given))
     with poisoned():
-        found = shared_by(fused.share, known, scale, *given)
+        found = shared_by(sharing.share, known, scale, *given)
     for (what, value), exact in zip(found.items(), expected.values(), strict=True):
         assert_near(value, exact, 1e-5, scale=1.0 if what in ("by m", "by lam") else None, what=what)
 
 
 def in_plain_operations(gradients: Tensor, m: Tensor, lam: Tensor, stored: Tensor, seen: Tensor, step: int) -> Any:
     memory = {"ghat": {"w": stored.expand(len(m), -1)}, "seen": seen}
-    direction, running = gs.share_gradients().together({"w": gradients}, {"m": m, "lam": lam}, memory, step)
+    direction, running = together(gs.share_gradients(), {"w": gradients}, {"m": m, "lam": lam}, memory, step)
     return direction["w"], running["w"]
 
 
@@ -613,7 +605,7 @@ def test_sharing_of_gradients_that_cancel(seen: bool) -> None:
     one, v, stored = draw(1, 40), draw(2, 2, 40), draw(3, 40)
     zeros = torch.zeros(3, device=DEVICE)
     inputs = torch.stack([one, -one]), zeros, zeros, stored, v
-    found = shared_by(fused.share, torch.tensor(seen, device=DEVICE), 1.0, *inputs)
+    found = shared_by(sharing.share, torch.tensor(seen, device=DEVICE), 1.0, *inputs)
     expected = shared_by(
         in_plain_operations, torch.tensor(seen, device=DEVICE), 1.0, *(part.double() for part in inputs)
     )
@@ -632,7 +624,7 @@ def test_sharing_with_a_task_that_diverges(seen: bool, large: float) -> None:
     gradients[:, 7], gradients[:, 9] = large, -large
     inputs = gradients, zeros, zeros, draw(3, 40), v
     known = torch.tensor(seen, device=DEVICE)
-    found, expected = (shared_by(share, known, 1.0, *inputs) for share in (fused.share, in_plain_operations))
+    found, expected = (shared_by(share, known, 1.0, *inputs) for share in (sharing.share, in_plain_operations))
     assert found["running"].isfinite().all()
     assert torch.equal(found["direction"].isfinite(), gradients.isfinite())
     for what in ("running", "by gradients", "by m"):
@@ -675,7 +667,7 @@ def test_other_ways_of_sharing(seen: bool, change: Any, scale: float, sharing: A
         own = (gradients * scale).to(kind).requires_grad_()
         values = {name: value.to(kind).requires_grad_() for name, value in learned.items()}
         memory = {"ghat": {"w": stored.to(kind)}, "seen": torch.tensor(seen, device=DEVICE)}
-        direction, running = update({"w": own}, values, memory, 1)
+        direction, running = together(rule, {"w": own}, values, memory, 1, update)
         leaves = {"gradients": own, **values}
         by = torch.autograd.grad(direction["w"], list(leaves.values()), v.to(kind), allow_unused=True)
         by_leaf = {
@@ -684,8 +676,8 @@ def test_other_ways_of_sharing(seen: bool, change: Any, scale: float, sharing: A
         return {"direction": direction["w"], "running": running["w"], **by_leaf}
 
     with poisoned():
-        found = by(rule.fused, torch.float32)
-    for what, exact in by(rule.together, torch.float64).items():
+        found = by(with_programs(rule).update, torch.float32)
+    for what, exact in by(rule.update, torch.float64).items():
         value = found[what]
         usual_size = {"running": 1.0, "m": 1.0, "gradients": 1 / min(scale, 1.0)}.get(what, max(scale, 1.0))
         if what == "gradients":
@@ -699,31 +691,34 @@ def test_other_ways_of_sharing(seen: bool, change: Any, scale: float, sharing: A
 def test_a_closed_gate_leaves_every_gradient_as_it_is() -> None:
     gradients, closed = draw(1, 3, 30), torch.full((2,), -200.0, device=DEVICE)
     seen = torch.tensor(True, device=DEVICE)
-    direction, _ = fused.share(gradients, torch.zeros_like(closed), closed, draw(2, 30), seen, 1)
+    direction, _ = sharing.share(gradients, torch.zeros_like(closed), closed, draw(2, 30), seen, 1)
     assert torch.equal(direction, gradients)
-    direction, running = fused.share(gradients, torch.zeros_like(closed), -closed, draw(2, 30), seen, 1)
+    direction, running = sharing.share(gradients, torch.zeros_like(closed), -closed, draw(2, 30), seen, 1)
     assert torch.equal(direction, running.expand(3, -1))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's
 def test_sharing_of_gradients_near_the_smallest_number_there_is() -> None:
     zeros, gradients = torch.zeros(3, device=DEVICE), draw(1, 2, 40) * 1e-40
-    direction, running = fused.share(gradients, zeros, zeros, draw(2, 40), torch.tensor(False, device=DEVICE), 1)
+    direction, running = sharing.share(gradients, zeros, zeros, draw(2, 40), torch.tensor(False, device=DEVICE), 1)
     assert direction.isfinite().all()
     assert running.norm().item() == pytest.approx(1, abs=1e-3)
 
 
-@pytest.mark.parametrize("module", [device, head, pooling, small, stem])
+@pytest.mark.parametrize("module", [convolution, first_block, head, pooled_norm, sharing])
 def test_every_program_waits_for_those_before_it(module: Any) -> None:
     """It may be launched before they have ended, so that anything it reads earlier could be old."""
     for function in ast.parse(inspect.getsource(module)).body:
-        if isinstance(function, ast.FunctionDef) and not function.name.startswith("_"):
+        is_program = isinstance(function, ast.FunctionDef) and any(
+            "jit" in ast.unparse(d) for d in function.decorator_list
+        )
+        if is_program and not function.name.startswith("_"):
             first, *_ = function.body[ast.get_docstring(function) is not None :]
-            assert ast.unparse(first) == "_wait()", function.name
+            assert ast.unparse(first) == "wait()", function.name
 
 
 def test_every_launch_may_overlap() -> None:
-    for module in (filters, first_block, fused, launch, linear):
+    for module in (convolution, first_block, head, pooled_norm, sharing):
         for call in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Subscript):
                 assert any(ast.unparse(given) == "**OVERLAPPED" for given in call.keywords), ast.unparse(call.func)

@@ -10,7 +10,7 @@ from tests.support.kernel_tools import Batch, batch_of, cast, error, needs_gpu, 
 from torch import Tensor
 
 import gradshare as gs
-from gradshare.engine.conv4.triton import launch
+from gradshare.engine.conv4.triton import convolution, device
 from gradshare.learners.graphs import GraphedStep
 
 pytestmark = needs_gpu
@@ -51,8 +51,8 @@ SIZES = [
 @pytest.fixture
 def one_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     """One size of tiles and few programs, whatever the size of the problem: fewer programs to compile."""
-    monkeypatch.setattr(launch, "_tile", lambda x, positions: launch.Blocks(32, 16, 4, 2))
-    monkeypatch.setattr(launch, "_programs", lambda x, tiles, each=2: min(tiles, 3))
+    monkeypatch.setattr(convolution, "_tile", lambda x, positions: device.Tile(32, 16, 4, 2))
+    monkeypatch.setattr(device, "processors", lambda place: 8)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, [size.filters, *size.image, *size[2:]])))

@@ -31,8 +31,8 @@ from tests.support.kernel_tools import (
 from torch import Tensor, nn
 
 import gradshare as gs
-from gradshare.engine.conv4.triton import launch
-from gradshare.engine.conv4.triton.packed import PackedConv4
+from gradshare.engine.conv4.triton import device
+from gradshare.engine.conv4.triton.packed import TritonConv4
 from gradshare.method.controls import BatchOnly, GateOnly, MemoryOnly
 
 SMALL = (1, 16, 16)
@@ -304,7 +304,7 @@ def test_what_changes_with_the_epoch_stays_on_the_kernels() -> None:
     model = gs.Conv4(ways=2, filters=4, image=SMALL).to(DEVICE)
     learner = gs.maml_plus_plus(model, steps=1, recipe="paper").to(DEVICE, "tf32")
     for epoch in (0, 20, 60):
-        assert isinstance(learner.at(epoch).network, PackedConv4)
+        assert isinstance(learner.at(epoch).network, TritonConv4)
     assert not learner.at(0).rule.second_order and learner.at(60).rule.second_order
 
 
@@ -361,7 +361,7 @@ KNOWN = {
 @needs_interpreter
 @pytest.mark.parametrize("change", KNOWN.values(), ids=KNOWN)
 def test_what_may_be_changed_is_heeded(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(launch.DOT, "tf32", "ieee")  # as exact as a GPU can: in so small a net rounding chooses windows
+    monkeypatch.setitem(device.DOT, "tf32", "ieee")  # as exact as a GPU can: in so small a net rounding chooses windows
     learner = gs.maml(changed(change), steps=1).to(DEVICE, "tf32")
     exact = gs.maml(changed(change).double(), steps=1)
     state, episodes = start_of(learner), tasks_of(2, 2, 2, 2, SMALL)

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
-from tests.method.test_against_reference import assert_adapts_alone, assert_equal_to_reference, build
+from tests.support.cases import assert_adapts_alone, assert_equal_to_reference, build
 from tests.support.models import WAYS, Model
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck

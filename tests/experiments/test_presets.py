@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
-from tests.cli.test_cli import SMALL, gradshare
 
 import gradshare as gs
-from gradshare.cli.options import Given
-from gradshare.experiments.presets import CONTROLS, EVERY_ARM, PRESETS, TABLE, described, experiment, preset, select
+from gradshare.experiments.presets import EVERY_ARM, PRESETS, TABLE, described, experiment, preset, select
 from gradshare.learners.algorithms import multi_step_weights
+from gradshare.method.variants import CONTROLS
 from gradshare.runs.build import build_learner
 from gradshare.runs.config import RunConfig
 
@@ -37,8 +34,12 @@ def test_there_are_96_names_and_no_others() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ALL_NAMES)
-def test_every_preset_is_what_the_paper_says(name: str) -> None:
+def test_every_preset_is_what_the_paper_says() -> None:
+    for name in ALL_NAMES:
+        check_preset(name)
+
+
+def check_preset(name: str) -> None:
     data, shots, tasks, rest = name.split("-", 3)
     plus = "mamlpp" in rest
     expected = {
@@ -65,7 +66,7 @@ def test_every_preset_is_what_the_paper_says(name: str) -> None:
         **dict.fromkeys(RECIPES_OWN),
     }
     config = preset(name)
-    assert {option: getattr(config, option) for option in expected} == expected
+    assert {option: getattr(config, option) for option in expected} == expected, name
     assert {field.name for field in fields(RunConfig)} - set(expected) <= FREE
     assert experiment(name).name == name
 
@@ -99,15 +100,6 @@ def test_controls_are_arms_of_the_same_experiment() -> None:
     assert preset("cub-1shot-5task-maml~half-rate", inner_lr=0.4).inner_lr == 0.2
 
 
-def test_what_is_given_wins_even_where_it_equals_the_default() -> None:
-    default = RunConfig()
-    config = Given(epochs=default.epochs, dataset=default.dataset).over("mini-5shot-1task-mamlpp+gs")
-    assert (config.epochs, config.dataset) == (20, "glyphs") and config.iterations == 1000
-    assert Given().over(None) == default and Given(shots=5).over(None).shots == 5
-    assert type(Given().over(None)) is RunConfig
-    assert preset("cub-5shot-5task-maml", arm="shared").arm == "shared"
-
-
 @pytest.mark.parametrize(
     ("patterns", "arms", "count"),
     [
@@ -119,71 +111,35 @@ def test_what_is_given_wins_even_where_it_equals_the_default() -> None:
         (["cub-5shot-5task-maml+gs"], ["original", "shared", *CONTROLS], 6),
         (["mini-1shot-*-mamlpp*"], ["memory-only"], 4),
         (["cub-1shot-*task-maml"], ["original", "shared", "conditioned"], 6),
+        (["cub-1shot-*task-maml*"], ["original", "my_rules:Additive"], 16),
+        (["cub-1shot-*task-maml*~my_rules:Additive"], [], 8),
     ],
 )
 def test_patterns_select(patterns: list[str], arms: list[str], count: int) -> None:
-    chosen = select(patterns, arms)  # type: ignore[arg-type]
-    assert len(chosen) == len(set(chosen)) == count
-    assert chosen == [name for name in EVERY_ARM if name in chosen]
+    chosen = select(patterns, arms)
+    assert len(chosen) == len({one.name for one in chosen}) == count
+    known = [one.name for one in chosen if one.name in EVERY_ARM]
+    assert known == [name for name in EVERY_ARM if name in known]
+
+
+def test_an_arm_of_ones_own_is_an_arm_of_every_experiment() -> None:
+    one = experiment("cub-1shot-5task-mamlpp-10x~my_rules:Additive")
+    assert one.name == "cub-1shot-5task-mamlpp-10x~my_rules.Additive"  # a folder's name too
+    config, original = preset(one), preset("cub-1shot-5task-mamlpp-10x")
+    different = {f.name for f in fields(RunConfig) if getattr(config, f.name) != getattr(original, f.name)}
+    assert different == {"arm"} and config.arm == "my_rules:Additive"
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "word"),
     [
-        ("cub-5shot-5task-mamml+gs", "did you mean cub-5shot-5task-maml"),
-        ("cub-5shot-5task-maml+gs~half-rate", "there is no preset"),
-        ("zebra-*", "no preset matches 'zebra-*'"),
+        ("cub-5shot-5task-mamml+gs", "cub-5shot-5task-maml"),  # the nearest
+        ("cub-5shot-5task-maml+gs~half-rate", "preset"),
+        ("cub-5shot-5task-maml+gs~my_rules:Additive", "preset"),
+        ("zebra-*", "zebra"),
+        ("zebra-*~my_rules:Additive", "zebra"),
     ],
 )
-def test_unknown_names_are_refused(name: str, message: str) -> None:
-    with pytest.raises(gs.UserError, match=message.replace("*", r"\*").replace("+", r"\+")):
-        select([name])
-
-
-def test_train_and_compare_take_presets(blobs: Path, tmp_path: Path) -> None:
-    tiny = ["--dataset", blobs, "--pixels", "unit", *SMALL, "--epochs", 1, "--iterations", 2]
-    gradshare("train", "--preset", "mini-5shot-5task-mamlpp-10x", *tiny, "--seed", 0, "--out", tmp_path / "run")
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
-    chosen = {"method": "mamlpp", "arm": "original", "inner_lr": 1.0, "shots": 5, "gradient_clamp": 10.0}
-    given = {"epochs": 1, "tasks": 2, "filters": 3, "pixels": "unit", "dataset": str(blobs)}
-    assert {key: config[key] for key in chosen | given} == chosen | given
-    words = ["--preset", "cub-5shot-5task-maml~half-rate", *tiny, "--controls", "--arms", "original", "--jobs", 1]
-    gradshare("compare", *words, "--out", tmp_path / "compare")
-    rates = {
-        path.parent.name: json.loads(path.read_text())["inner_lr"] for path in tmp_path.glob("compare/*/config.json")
-    }
-    assert rates == {"original": 0.1, "half-rate": 0.05, "gate-only": 0.1, "batch-only": 0.1, "memory-only": 0.1}
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["train", "--preset", "cub-5shot", "--out", "x"], "there is no preset 'cub-5shot'"),
-        (["train", "--preset", "cub-5shot-5task-maml", "--resume", "x"], "has its own options: give --resume alone"),
-        (["train", "--preset", "cub-5shot-5task-mamlpp", "--out", "x"], "data import cub PATH --transform resize"),
-        (["compare", "--preset", "mini-5shot-5task-maml", "--out", "x"], "gradshare data import mini PATH"),
-        (["grid", "run", "cub-5shot-5task-maml", "--out", "x"], "gradshare data import cub PATH"),
-    ],
-)
-def test_mistakes_with_presets(words: list[str], message: str) -> None:
-    assert message in gradshare(*words, code=2).stderr
-
-
-def test_list_and_show() -> None:
-    lines = gradshare("grid", "list", "--no-hours").stdout.splitlines()
-    assert [line.split()[0] for line in lines[1:-1]] == list(PRESETS)
-    assert lines[1].split() == ["cub-1shot-1task-maml", "cub", "750", "750,000"]
-    assert lines[-1].split() == ["all", "96", "57,600,000"]  # 24 x (750 + 150 + 1250 + 250) thousand
-    few = gradshare("grid", "list", "mini-5shot-5task-maml", "--controls", "--epochs", 2, "--no-hours").stdout
-    assert len(few.splitlines()) == 8 and "mini-5shot-5task-maml~memory-only" in few and " 2,000" in few
-    shown = gradshare("grid", "show", "cub-1shot-1task-mamlpp", "--epochs", 7).stdout
-    assert "epochs          7           the command line" in shown
-    assert "dataset         cub-resize  paper, appendix A.1" in shown
-
-
-def test_list_estimates_hours(blobs: Path) -> None:
-    tiny = ["--dataset", blobs, "--ways", 3, "--queries", 3, "--steps", 2, "--filters", 3]
-    result = gradshare("grid", "list", "cub-1shot-*-maml", *tiny)
-    header, one, five, total = result.stdout.splitlines()
-    assert "timing meta-iterations" in result.stderr and header.split()[-1] == "hours"
-    assert float(one.split()[-1]) > 0 and float(five.split()[-1]) > 0 and "at a time" in total
+def test_unknown_names_are_errors(name: str, word: str) -> None:
+    with pytest.raises(gs.UserError, match=word):
+        select([name]) if "*" in name else experiment(name)

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gradshare as gs
-from gradshare.engine.conv4.triton import check_current
-from gradshare.engine.cuda_graph import chosen_engine
+from gradshare.engine.backends import check_current
+from gradshare.engine.choose import choose
 
 
 def batch(tasks: int = 3, n: int = 5, q: int = 4, *shape: int, ways: int = 3, kind: Any = torch.float64) -> gs.Episodes:
@@ -268,7 +268,7 @@ def test_a_run_goes_on_with_its_own_learner(dataset: gs.Dataset, tmp_path: Path)
     ({"steps": 2.5}, "steps is a whole number"), ({"steps": "5"}, "steps is a whole number"),
     ({"steps": 0}, "at least one step"),
     ({"loss": None}, "loss None is not one of"), ({"loss": 3}, "loss 3 is not one of"),
-    ({"sharing": "global"}, "sharing is"), ({"sharing": gs.GradientSharing}, "sharing is"),
+    ({"sharing": "global"}, "an arm is"), ({"sharing": gs.GradientSharing}, "sharing is"),
     ({"model": None}, "a torch.nn.Module, not None"),
 ])  # fmt: skip
 @pytest.mark.parametrize("make", [gs.maml, gs.meta_sgd, gs.maml_plus_plus, gs.first_order_maml, gs.anil])
@@ -297,7 +297,7 @@ def test_schedules_that_cannot_be() -> None:
 
 @pytest.mark.parametrize("options, reason", [
     ({"tasks": 0}, "tasks is 0"), ({"batch": 0}, "batch is 0"), ({"seed": -1}, "seed is -1"),
-    ({"shape": gs.Shape(3, -1, 3)}, "shots is -1"), ({"states": []}, "no state to judge"),
+    ({"shape": gs.Shape(3, -1, 3)}, "shots is -1"), ({"states": []}, "no state to evaluate"),
     ({"tasks": 5.5}, "tasks is 5.5; it must be a whole number"), ({"batch": True}, "batch is True"),
     ({"seed": "x"}, "seed is 'x'; it must be a whole number"),
     ({"shape": (3, 1)}, r"a shape is \(ways, shots, queries\)"), ({"shape": (3, 1, "2")}, "queries is '2'"),
@@ -428,8 +428,8 @@ def test_a_gpu_that_is_not_the_current_one_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     message = r"cuda:1 is not this process's current GPU: call torch\.cuda\.set_device\(1\) first"
     with pytest.raises(gs.UserError, match=message):
-        chosen_engine("auto", "cuda:1", 1)
+        choose("cuda:1")
     with pytest.raises(gs.UserError, match=message):
         check_current(torch.device("cuda:1"))  # as `learner.to` does for our kernels
-    assert [chosen_engine("auto", device, 1) for device in ("cuda", "cuda:0", "cpu")] == ["graph", "graph", "eager"]
-    assert chosen_engine("eager", "cuda:1", 1) == "eager"  # PyTorch's own operations follow their tensors
+    assert [choose(device).engine for device in ("cuda", "cuda:0", "cpu")] == ["graph", "graph", "eager"]
+    assert choose("cuda:1", "eager").engine == "eager"  # PyTorch's own operations follow their tensors

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.cli.test_cli import SMALL, gradshare
-from tests.method.test_identities import every_algorithm, gradients, net, randomised, tasks
-from tests.runs.test_training import TINY, StopAt, same_run
+from tests.support.learners import every_algorithm, gradients, net, randomised, tasks
+from tests.support.steps import alone, together
 from torch import Tensor
 
 import gradshare as gs
-from gradshare.method.conditioned import agreement
-from gradshare.runs import checkpoints
-from gradshare.runs.build import build_learner
-from gradshare.runs.interruption import Interrupted
+from gradshare.method.sharing import agreement
 
 every_norm = pytest.mark.parametrize("norm", ["global", "tensor"])
 every_batch = pytest.mark.parametrize("count", [1, 4])
@@ -85,13 +79,13 @@ def test_one_step_by_hand() -> None:
     given = {"a": float64(3, 0).view(2, 1), "b": float64(0, 4).view(2, 1)}
     gates = torch.sigmoid(float64(0.5 + 0.1 * 10 * 0.6, 0.5 + 0.1 * 10 * 0.8))
     mean = (float64(3, 4) / 5 + float64(0.6, 0.8)) / 2  # both are (0.6, 0.8)
-    direction, note = rule.together(given, learned, memory, 0)
+    direction, note = together(rule, given, learned, memory, 0)
     torch.testing.assert_close(torch.cat([note["a"], note["b"]]), mean)
     torch.testing.assert_close(direction["a"].flatten(), gates * mean[0] + (1 - gates) * float64(3, 0))
     torch.testing.assert_close(direction["b"].flatten(), gates * mean[1] + (1 - gates) * float64(0, 4))
-    alone, _ = rule.alone({name: value[1:] for name, value in given.items()}, learned, memory, 0)
-    assert alone["a"].item() == pytest.approx(gates[1].item() * 0.6)
-    assert alone["b"].item() == pytest.approx(gates[1].item() * 0.8 + (1 - gates[1].item()) * 4)
+    at_test = alone(rule, {name: value[1:] for name, value in given.items()}, learned, memory)
+    assert at_test["a"].item() == pytest.approx(gates[1].item() * 0.6)
+    assert at_test["b"].item() == pytest.approx(gates[1].item() * 0.8 + (1 - gates[1].item()) * 4)
 
 
 def test_one_task_does_not_agree_with_itself() -> None:
@@ -100,8 +94,8 @@ def test_one_task_does_not_agree_with_itself() -> None:
     learned, memory = rule.init({"w": float64(0, 0)}, 1)
     learned["agreement"] += 5.0
     memory = {"ghat": {"w": float64(0, 1).view(1, 2)}, "seen": torch.tensor(True)}
-    direction, _ = rule.together({"w": float64(2, 0).view(1, 2)}, learned, memory, 0)
-    plain, _ = gs.share_gradients().together({"w": float64(2, 0).view(1, 2)}, learned, memory, 0)
+    direction, _ = together(rule, {"w": float64(2, 0).view(1, 2)}, learned, memory, 0)
+    plain, _ = together(gs.share_gradients(), {"w": float64(2, 0).view(1, 2)}, learned, memory, 0)
     assert torch.equal(direction["w"], plain["w"])
 
 
@@ -113,10 +107,10 @@ def test_it_can_keep_what_disagrees_to_itself(norm: Any) -> None:
     learned["agreement"] += 200.0
     memory = {"ghat": {"w": float64(1, 0).view(1, 2)}, "seen": torch.tensor(True)}
     against_and_along = {"w": torch.stack([float64(-3, 1), float64(5, 1)])}
-    direction, note = rule.together(against_and_along, learned, memory, 0)
+    direction, note = together(rule, against_and_along, learned, memory, 0)
     torch.testing.assert_close(direction["w"], torch.stack([float64(-3, 1), note["w"]]))
-    alone, _ = rule.alone(against_and_along, learned, memory, 0)
-    torch.testing.assert_close(alone["w"], torch.stack([float64(-3, 1), float64(1, 0)]))
+    at_test = alone(rule, against_and_along, learned, memory)
+    torch.testing.assert_close(at_test["w"], torch.stack([float64(-3, 1), float64(1, 0)]))
 
 
 @every_algorithm
@@ -175,8 +169,8 @@ def test_a_task_that_diverges_does_so_alone(norm: Any) -> None:
     given = torch.randn(3, 4, generator=draw)
     given[1, 2] = torch.nan
     given[1, 3] = torch.inf
-    direction, note = rule.together({"w": given}, learned, memory, 0)
-    plain = gs.share_gradients(norm).together({"w": given}, learned, memory, 0)[1]
+    direction, note = together(rule, {"w": given}, learned, memory, 0)
+    plain = together(gs.share_gradients(norm), {"w": given}, learned, memory, 0)[1]
     assert note["w"].isfinite().all() and torch.equal(note["w"], plain["w"]) and direction["w"][::2].isfinite().all()
     assert not direction["w"][1, 2:].isfinite().any()
 
@@ -210,43 +204,3 @@ def test_tasks_under_test_do_not_see_each_other(algorithm: Any) -> None:
 def test_what_is_neither_true_nor_false_is_refused() -> None:
     with pytest.raises(gs.UserError, match="conditioned is True or False, not 'lam'"):
         gs.GradientSharing(conditioned="lam")  # type: ignore[arg-type]
-
-
-def test_a_run_stopped_and_resumed_is_uninterrupted(dataset: gs.Dataset, tmp_path: Path) -> None:
-    def learner() -> gs.Learner:
-        model = gs.Conv4(ways=3, filters=3, image=(1, 16, 16))
-        return gs.maml(model, steps=2, sharing=gs.GradientSharing(conditioned=True))
-
-    run = gs.train(learner(), dataset, tmp_path / "whole", **TINY)
-    with pytest.raises(Interrupted):
-        gs.train(learner(), dataset, tmp_path / "stopped", display=StopAt(1, 2), **TINY)
-    gs.train(learner(), dataset, tmp_path / "stopped", resume=True, **TINY)
-    for path in checkpoints.listing(tmp_path / "stopped" / "checkpoints"):
-        if not path.name.endswith("iteration-0000"):
-            checkpoints.shutil.rmtree(path)  # the stop's own
-    same_run(tmp_path / "whole", tmp_path / "stopped")
-    assert all(len(line["agreement"]) == 2 and line["agreement"] != [0.0, 0.0] for line in run.metrics)
-    assert run.metrics[-1]["agreement"] == run.state.learned["sharing"]["agreement"].tolist()
-    plain = gs.train(gs.maml(learner().module, steps=2, sharing=gs.GradientSharing()), dataset, tmp_path / "p", **TINY)
-    assert all("agreement" not in line for line in plain.metrics)
-
-
-def test_the_arm_of_the_command_line_is_it(blobs: Path, tmp_path: Path) -> None:
-    words = ["--dataset", blobs, *SMALL, "--epochs", 2, "--iterations", 3, "--norm", "tensor"]
-    arms = [word for arm in ("original", "shared", "conditioned") for word in ("--arms", arm)]
-    result = gradshare("compare", *words, *arms, "--jobs", 2, "--out", tmp_path / "compared")
-    assert "conditioned  epoch 2/2" in result.stdout
-    lines = (tmp_path / "compared" / "conditioned" / "metrics.jsonl").read_text().splitlines()
-    assert [len(json.loads(line)["agreement"]) for line in lines] == [2, 2]
-    page = (tmp_path / "compared" / "report.html").read_text()
-    assert "by how well its gradient agrees with the running mean" in page
-    summary = json.loads((tmp_path / "compared" / "summary.json").read_text())["arms"]["conditioned"]
-    assert summary["against_original"] and summary["against_shared"] and summary["gains"] is None
-    gradshare("train", *words, "--arm", "conditioned", "--out", tmp_path / "alone")
-    same_run(tmp_path / "compared" / "conditioned", tmp_path / "alone")
-    assert "over 6 test tasks" in gradshare("test", tmp_path / "alone", "--tasks", 6).stdout
-    config = gs.load_run(tmp_path / "alone").config
-    ours, theirs = (
-        build_learner(gs.RunConfig(**{**config, "arm": arm}), (1, 16, 16)) for arm in ("conditioned", "shared")
-    )
-    assert ours.init(0).learned["sharing"].keys() - theirs.init(0).learned["sharing"].keys() == {"agreement"}

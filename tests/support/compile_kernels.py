@@ -28,12 +28,14 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 import gradshare as gs
-from gradshare.engine.conv4 import triton as kernels
-from gradshare.engine.conv4.triton import device, head, launch, pooling, small, stem
+from gradshare.engine import backends as kernels
+from gradshare.engine.conv4.triton import convolution, device, first_block, head, pooled_norm, sharing
 
 H200 = GPUTarget("cuda", 90, 32)
 PROCESSORS = 132
-MODULES = {module.__name__.rpartition(".")[2]: module for module in (device, pooling, stem, head, small)}
+MODULES = {
+    module.__name__.rpartition(".")[2]: module for module in (convolution, pooled_norm, first_block, head, sharing)
+}
 TYPES = {
     torch.float32: "*fp32",
     torch.float64: "*fp64",
@@ -91,9 +93,9 @@ def record(precision: Any) -> list[Launch]:
     for name, program in programs().items():
         module, _, function = name.partition(".")
         setattr(MODULES[module], function, Recorder(name, program, seen))
-    launch._processors = lambda place: PROCESSORS  # type: ignore[assignment]
-    launch.Aside.__call__ = lambda self, *used: contextlib.nullcontext()  # type: ignore[assignment,method-assign]
-    launch.Aside.join = lambda self: None  # type: ignore[method-assign]
+    device.processors = lambda place: PROCESSORS  # type: ignore[assignment]
+    device.SideStream.__call__ = lambda self, *used: contextlib.nullcontext()  # type: ignore[assignment,method-assign]
+    device.SideStream.join = lambda self: None  # type: ignore[method-assign]
     kernels.lacking = lambda module, adapted: None
     learner = gs.maml(gs.Conv4(), steps=2, sharing=gs.GradientSharing()).to("cpu", precision)
     state, x, y = learner.init(0), torch.rand(2, 5, 3, 84, 84), torch.arange(5).expand(2, -1)

@@ -15,8 +15,9 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the kernels are written in Triton, which is not installed")
 
 import gradshare as gs
-from gradshare.engine.conv4.triton import filters, first_block, launch
-from gradshare.engine.conv4.triton.packed import PackedConv4
+from gradshare.engine.conv4.triton import convolution, device, first_block
+from gradshare.engine.conv4.triton.device import Tile
+from gradshare.engine.conv4.triton.packed import TritonConv4
 from gradshare.method.state import flatten
 
 GPU = torch.cuda.is_available()
@@ -26,13 +27,13 @@ EPS, SLOPE = 1e-5, 0.01
 
 needs_gpu = pytest.mark.skipif(not GPU, reason="needs a GPU")
 needs_interpreter = pytest.mark.skipif(
-    not (GPU or launch.INTERPRETED), reason="needs a GPU, or TRITON_INTERPRET=1 before Triton is imported"
+    not (GPU or device.INTERPRETED), reason="needs a GPU, or TRITON_INTERPRET=1 before Triton is imported"
 )
 
 
 def without_checks(patch: pytest.MonkeyPatch) -> None:
     """The interpreter without its check of every integer operation for overflow, which takes a third of its time."""
-    if launch.INTERPRETED:
+    if device.INTERPRETED:
         from triton.runtime.interpreter import interpreter_builder
 
         patch.setattr(interpreter_builder, "options", replace(interpreter_builder.options, sanitize_overflow=False))
@@ -41,12 +42,12 @@ def without_checks(patch: pytest.MonkeyPatch) -> None:
 def in_few_programs(patch: pytest.MonkeyPatch) -> None:
     """Large tiles and few programs: the interpreter's time goes with their number, not with their size."""
     without_checks(patch)
-    if launch.INTERPRETED:
-        patch.setattr(launch, "_processors", lambda place: 1)
-        patch.setattr(launch, "_tile", lambda x, positions: launch.Blocks(256, 64, 4, 1))
-        patch.setattr(filters, "CORRELATION", dict.fromkeys(filters.CORRELATION, launch.Blocks(64, 256, 4, 1)))
-        patch.setattr(first_block, "TILE", launch.Blocks(512, 0, 4, 0))
-        patch.setattr(first_block, "PATCHES", launch.Blocks(2048, 0, 4, 0))
+    if device.INTERPRETED:
+        patch.setattr(device, "processors", lambda place: 1)
+        patch.setattr(convolution, "_tile", lambda x, positions: Tile(256, 64, 4, 1))
+        patch.setattr(convolution, "CORRELATION", dict.fromkeys(convolution.CORRELATION, Tile(64, 256, 4, 1)))
+        patch.setattr(first_block, "TILE", Tile(512, 0, 4, 0))
+        patch.setattr(first_block, "PATCHES", Tile(2048, 0, 4, 0))
 
 
 @contextmanager
@@ -155,9 +156,9 @@ def on_kernels(learner: gs.Learner, precision: Any = "float32") -> gs.Learner:
     """The learner on the kernels; in true float32, which no user can ask for, unless said otherwise."""
     if precision != "float32":
         return learner.to(DEVICE, precision)
-    if launch.INTERPRETED:  # where TF32 is float32
+    if device.INTERPRETED:  # where TF32 is float32
         return learner.to(DEVICE, "tf32")
     learner = learner.to(DEVICE)
-    network = PackedConv4(learner.module, learner.adapted, learner.rule.by_element, "float32")  # type: ignore[arg-type]
+    network = TritonConv4(learner.module, learner.adapted, learner.rule.any_layout, "float32")  # type: ignore[arg-type]
     learner.__dict__["network"] = network
     return learner

@@ -1,4 +1,7 @@
-"""What the tests of several processes compute, by one process or by each of several: `python several.py FOLDER`."""
+"""What the tests of several processes compute, in one process or in each of several.
+
+Run as `python -m tests.support.several FOLDER`.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.support.rules import with_momentum
 from torch import Tensor, nn
 
 import gradshare as gs
-from gradshare.runs.evaluation import evaluate
-from gradshare.runs.interruption import Interrupted
+from gradshare.runs.evaluate import evaluate
 from gradshare.runs.torchrun import ends_at_once
+from gradshare.runs.workers import Interrupted
 
 ALGORITHMS: dict[str, Callable[..., gs.Learner]] = {
     "maml": gs.maml,
@@ -37,6 +41,7 @@ SHARING: dict[str, Any] = {
     "memory only, tensor": gs.MemoryOnly("tensor"),
     "conditioned, global": gs.GradientSharing("global", conditioned=True),
     "conditioned, tensor": gs.GradientSharing("tensor", conditioned=True),
+    "sharing, then momentum": with_momentum(),
 }
 FOR_LONG = ("tensor", "memory only, global", "conditioned, global")
 RUN: dict[str, Any] = dict(
@@ -167,7 +172,7 @@ class StopAt:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def evaluating(self, split: str, done: int, total: int) -> None: ...
-    def epoch(self, metrics: dict[str, Any], seconds: float) -> None: ...
+    def epoch(self, line: Any, seconds: float) -> None: ...
 
 
 class Asking:

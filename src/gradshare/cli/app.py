@@ -1,4 +1,4 @@
-"""The command line. PyTorch is imported only by the commands that need it."""
+"""The command line: commands for one run, and how every command ends. PyTorch is imported only where it is needed."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from cyclopts import App, CycloptsError
 from gradshare import __version__
 from gradshare.cli.bench import bench
 from gradshare.cli.data import data_app
-from gradshare.cli.export import export
-from gradshare.cli.grid import grid_app
-from gradshare.cli.options import Arms, Given, Options
-from gradshare.cli.waiting import bar, says_how_to_go_on, stoppable, stoppable_run
+from gradshare.cli.grid import compare, grid_app, show_report
+from gradshare.cli.options import Given, Options, own_arms
+from gradshare.cli.waiting import load_data, says_how_to_go_on, stoppable, stoppable_run, typed_command
 from gradshare.errors import (
     MOST_SEED,
     TOO_LITTLE_MEMORY,
-    Unmet,
+    RendezvousFailed,
     UserError,
     check_range,
     out_of_memory,
+    print_warnings_as_lines,
     printable,
-    say_warnings_plainly,
 )
-from gradshare.experiments.presets import CONTROLS
-from gradshare.runs.config import RunConfig, read_config, run_config
-from gradshare.runs.workers import one_of_several, side_by_side
+from gradshare.experiments.presets import experiment
+from gradshare.method.variants import variant
+from gradshare.runs.config import RunConfig
+from gradshare.runs.folder import RunFolder
+from gradshare.runs.workers import one_of_several
 
 if TYPE_CHECKING:
     from gradshare.engine.processes import Group
@@ -41,64 +42,9 @@ app = App(
     name="gradshare",
     version=__version__,
     help="Meta-learning that shares gradients between tasks. Start with: gradshare compare --out runs/first",
-    suppress_keyboard_interrupt=False,  # main answers it
+    suppress_keyboard_interrupt=False,  # main() handles it
 )
-app.command(bench)
-app.command(data_app)
-app.command(export)
-app.command(grid_app)
-
-
-@app.command
-def compare(
-    options: Options = Given(),
-    *,
-    preset: str | None = None,
-    out: Path = Path("runs/compare"),
-    controls: bool = False,
-    arms: Arms = ("original", "shared"),
-    jobs: int = 0,
-) -> None:
-    """Train a method with and without sharing on the same tasks; then table, plots and report.
-
-    Parameters
-    ----------
-    preset
-        One of the paper's experiments, such as cub-5shot-5task-maml (gradshare grid list); options given win over it.
-    out
-        Folder for the runs and the report. Run the command again to go on where it stopped.
-    controls
-        Also train the four controls: half-rate, gate-only, batch-only, memory-only.
-    arms
-        Which arms to train.
-    jobs
-        Arms trained at a time, each in a process of its own; 0 is one for each core.
-    """
-    from gradshare import reports
-    from gradshare.data.dataset import load_dataset
-    from gradshare.experiments import comparison
-    from gradshare.runs.build import setting, settle
-    from gradshare.runs.display import screen
-
-    check_range("jobs", jobs, 0)
-    if one_of_several():
-        raise UserError("compare starts its own processes; torchrun is for train")
-    if "arm" in options.given:
-        raise UserError("in a comparison, say --arms in place of --arm")
-    config = options.over(preset and preset.partition("~")[0])  # a control's options are its own
-    chosen = list(dict.fromkeys([*arms, *(CONTROLS if controls else ())]))
-    if not chosen:
-        raise UserError("there is no comparison without an arm: give at least one to --arms")
-    with bar("building the data set, once", "images") as progress:  # once, before several processes want it
-        load_dataset(config.dataset, config.pixels, progress)
-    at_a_time, threads = side_by_side(jobs, len(chosen), settle(config).device)
-    each = "" if at_a_time == 1 else f"{at_a_time} arms at a time, each "
-    print(each + setting(settle(replace(config, threads=config.threads or threads))), flush=True)
-    with says_how_to_go_on(_command()), screen(config) as shown:
-        diverged = comparison.compare(config, chosen, out, jobs, shown, longer="epochs" in options.given)
-    _show_report(reports.write_report(out, command=_command()), out)
-    for arm, cause in diverged.items():
-        print(printable(f"{arm} diverged and was stopped: {cause}"))
+app.command(compare)
 
 
 @app.command
@@ -110,7 +56,7 @@ def train(
     resume: Path | None = None,
     timeout: float = 60.0,
 ) -> None:
-    """Train one run: with sharing, unless --arm or the preset says otherwise.
+    """Train one run: with sharing, unless --arm or the preset names another arm.
 
     With torchrun --nproc-per-node N -m gradshare train ... the tasks of a batch are spread over N processes.
 
@@ -121,72 +67,87 @@ def train(
     out
         Folder for the run; it must not hold one already.
     resume
-        Go on with the run in this folder; it has its own options, so give no others, but for more --epochs.
+        Go on with the run in this folder. It has its own options: give no others, except for more --epochs, and --arm
+        again if the arm is your own.
     timeout
         With torchrun: seconds that a process waits for another before it gives up.
     """
-    if (out is None) == (resume is None):
-        raise UserError(
-            "say where the run goes with --out FOLDER, or which to go on with --resume FOLDER (one of them)"
-        )
-    if options.arm == "half-rate":
-        raise UserError("half-rate is an arm of compare; here say --arm original and the --inner-lr you mean")
     folder = out or resume
-    assert folder is not None
+    if folder is None or (out and resume):
+        raise UserError("give the run's folder: --out FOLDER for a new run, or --resume FOLDER to go on (one of them)")
+    if variant(options.arm).rate != 1:
+        raise UserError(f"{options.arm} is an arm of compare; here give --arm original and the --inner-lr you mean")
+    command = _Train(options, preset, folder, resume is not None)
     if one_of_several():
-        _train_in_group(options, preset, folder, resume, timeout)
+        command.run_in_group(timeout)
         return
-    _config(options, preset, resume)  # a mistake is told before PyTorch is loaded
-    with stoppable_run(folder, _command(), f"gradshare {_going_on(options, folder, resume)}"):
-        _train_in_group(options, preset, folder, resume, timeout)
+    command.config()  # finds a mistake before PyTorch is loaded
+    with stoppable_run(folder, typed_command(), f"gradshare {command.to_go_on()}"):
+        command.run_in_group(timeout)
 
 
-def _train_in_group(options: Options, preset: str | None, folder: Path, resume: Path | None, timeout: float) -> None:
-    from gradshare.runs.torchrun import command, ends_at_once, one_voice, processes
+class _Train:
+    """The command `train` with its options."""
 
-    with ends_at_once(), processes(timeout) as group:
-        go_on = f"{command(group)} {_going_on(options, folder, resume)}"
-        with one_voice(group, go_on):
-            config = group.from_first(lambda: _config(options, preset, resume))
-            _train(config, folder, resume is not None, group, go_on)
+    def __init__(self, options: Given, preset: str | None, folder: Path, resume: bool) -> None:
+        self.options, self.preset, self.folder, self.resume = options, preset, folder, resume
+        named = [options.arm] if "arm" in options.given else [experiment(preset).arm] if preset else []
+        self.own = own_arms(named)
 
+    def config(self) -> RunConfig:
+        if not self.resume:
+            return self.options.over(self.preset)
+        given = self.options.given
+        if set(given) - {"epochs", "arm"} or self.preset is not None:
+            raise UserError(f"the run in {self.folder} has its own options: give --resume alone, or with more --epochs")
+        stored = RunFolder(self.folder).config()
+        if stored is None:
+            raise UserError(f"the run in {self.folder} was started from Python: go on with it there")
+        if given.get("arm", stored.arm) != stored.arm:
+            raise UserError(f"the run in {self.folder} has the arm {stored.arm}, not {given['arm']}")
+        return replace(stored, **given)
 
-def _going_on(options: Options, folder: Path, resume: Path | None) -> str:
-    more = f" --epochs {options.epochs}" if resume is not None and "epochs" in options.given else ""
-    return f"train --resume {shlex.quote(str(folder))}{more}"
+    def to_go_on(self) -> str:
+        """The command that goes on with the run, without the program's name."""
+        more = f" --epochs {self.options.epochs}" if self.resume and "epochs" in self.options.given else ""
+        arm = f" --arm {self.own[0]}" if self.own else ""
+        return f"train --resume {shlex.quote(str(self.folder))}{more}{arm}"
 
+    def run_in_group(self, timeout: float) -> None:
+        from gradshare.runs.torchrun import command, ends_at_once, processes, report_once
 
-def _config(options: Options, preset: str | None, resume: Path | None) -> RunConfig:
-    if resume is None:
-        return options.over(preset)
-    if set(options.given) - {"epochs"} or preset is not None:
-        raise UserError(f"the run in {resume} has its own options: give --resume alone, or with more --epochs")
-    own = run_config(read_config(resume), resume)
-    return replace(own, **options.given)
+        with ends_at_once(), processes(timeout) as group:
+            go_on = f"{command(group)} {self.to_go_on()}"
+            with report_once(group, go_on):
+                self.run(group.from_first(self.config), group, go_on)
 
+    def run(self, config: RunConfig, group: Group, go_on: str) -> None:
+        from gradshare.experiments.display import RunView
+        from gradshare.runs.build import choice_for, run
+        from gradshare.runs.display import Silent
+        from gradshare.runs.torchrun import first_of_machine_first
 
-def _train(config: RunConfig, folder: Path, resume: bool, group: Group, go_on: str) -> None:
-    from gradshare.data.dataset import load_dataset
-    from gradshare.runs.build import run, setting, settle
-    from gradshare.runs.display import RunDisplay, Silent, screen
-    from gradshare.runs.torchrun import first_of_machine_first
-
-    group.share(config.tasks)  # refuses more processes than tasks
-    with first_of_machine_first(group), bar("building the data set, once", "images") as progress:
-        dataset = load_dataset(config.dataset, config.pixels, progress)
-    settled = settle(config, group)
-    if not group.first:
-        run(config, folder, resume, Silent(), dataset, group)
-        return
-    print(setting(settled, group), flush=True)
-    with says_how_to_go_on(go_on), screen(config) as shown:
-        trained = run(config, folder, resume, RunDisplay(shown, config.arm), dataset, group)
-    _print_summary(folder, trained.summary)
+        group.share(config.tasks)  # raises an error if there are more processes than tasks
+        with first_of_machine_first(group):
+            dataset = load_data(config.dataset, config.pixels)
+        choice = choice_for(config, group)
+        if not group.first:
+            run(config, self.folder, self.resume, Silent(), dataset, group, self.own)
+            return
+        print(choice, flush=True)
+        with says_how_to_go_on(go_on), RunView(config.arm, RunFolder(self.folder), config) as view:
+            run(config, self.folder, self.resume, view.display, dataset, group, self.own)
+        _print_summary(RunFolder(self.folder))
 
 
 @app.command
 def test(
-    folder: Path, *, tasks: int = 600, seed: int | None = None, split: Literal["train", "val", "test"] = "test"
+    folder: Path,
+    *,
+    tasks: int = 600,
+    seed: int | None = None,
+    split: Literal["train", "val", "test"] = "test",
+    arm: str | None = None,
 ) -> None:
     """Test a trained run on new tasks: its best epoch, and the ensemble of its five best.
 
@@ -200,34 +161,38 @@ def test(
         Which tasks; by default those of the run's own test.
     split
         train, val or test.
+    arm
+        The run's arm, if it is your own, package.module:Class: a name in a run folder is not imported.
     """
     from gradshare.data.dataset import load_dataset
+    from gradshare.engine.choose import apply
     from gradshare.method.episodes import Shape
     from gradshare.method.state import check_fit
-    from gradshare.runs.build import decided, settle
-    from gradshare.runs.evaluation import evaluate
-    from gradshare.runs.saved import load_run
+    from gradshare.runs.build import choice_for
+    from gradshare.runs.evaluate import evaluate
+    from gradshare.runs.export import load_run
 
     if tasks < 2:
         raise UserError(f"an interval over tasks needs at least 2 tasks, not {tasks}")
     check_range("tasks", tasks, 2)
     check_range("seed", seed or 0, 0, MOST_SEED)
     saved = load_run(folder)
-    config = settle(saved.run_config)
-    dataset = load_dataset(config.dataset, config.pixels).to(config.device)
-    learner = saved.learner().to(config.device, decided(config))
+    config = saved.run_config
+    choice = choice_for(config)
+    apply(choice)
+    dataset = load_dataset(config.dataset, config.pixels).to(choice.device)
+    learner = saved.learner(own_arms([arm] if arm else [])).to(choice.device, choice.precision)
     shape = Shape(config.ways, config.shots, config.queries)
-    states = [saved.state(epoch).to(config.device) for epoch in saved.best_epochs] or [saved.state()]
+    states = [saved.state(epoch).to(choice.device) for epoch in saved.best_epochs] or [saved.state()]
     for state in states:
         check_fit(learner.init().tensors(), state.tensors())
+    which = config.seed if seed is None else seed
     for name, chosen in {
         f"best epoch {saved.best_epochs[0]}": states[:1],
         f"ensemble of {len(states)}": states,
     }.items():
-        result = evaluate(
-            learner, chosen, dataset, split, shape, tasks, config.seed if seed is None else seed, config.eval_batch
-        )
-        print(f"{name}: {_score(result.accuracy, result.interval, result.loss)} over {tasks} {split} tasks")
+        result = evaluate(learner, chosen, dataset, split, shape, tasks, which, config.eval_batch)
+        print(f"{name}: {_score(result)} over {tasks} {split} tasks")
 
 
 @app.command
@@ -239,66 +204,80 @@ def report(folder: Path) -> None:
     folder
         A run folder, or a folder of runs.
     """
-    from gradshare import reports
-
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder")
-    _show_report(reports.write_report(folder, command=_command()), folder)
+    show_report(folder)
 
 
-def _command() -> str:
-    """The command as it was typed."""
-    return f"gradshare {shlex.join(sys.argv[1:])}"
+@app.command
+def export(run: Path, folder: Path, *, epoch: int | None = None, license: str = "unknown") -> None:
+    """Write a trained model as a folder to pass on: config.json, model.safetensors and a model card.
+
+    It follows the convention of the Hugging Face hub and holds no code. gradshare.from_pretrained(FOLDER) reads it.
+
+    Parameters
+    ----------
+    run
+        A run folder.
+    folder
+        Where the model goes; it must be new, or empty.
+    epoch
+        The state after this epoch; by default the best one by validation.
+    license
+        Of the model, as the hub names it: mit, cc-by-4.0, ...
+    """
+    from gradshare.runs.export import load_run
+
+    if epoch is not None:
+        check_range("epoch", epoch, 1)
+    saved = load_run(run)
+    saved.save_pretrained(folder, epoch, license)
+    print(f"epoch {epoch or saved.best_epochs[0]} of {run} is in {folder}: config.json, model.safetensors, README.md")
 
 
-def _score(accuracy: float | None, interval: float | None, loss: float | None) -> str:
-    if accuracy is not None:
-        return f"{accuracy:.2%} ± {interval:.2%}"
-    return "no finite loss" if loss is None else f"loss {loss:.4g}" + ("" if interval is None else f" ± {interval:.2g}")
+def _score(result: Any) -> str:
+    """The accuracy, or for regression the loss, of something that has both, with its interval."""
+    if result.accuracy is not None:
+        return f"{result.accuracy:.2%} ± {result.interval:.2%}"
+    if result.loss is None:
+        return "no finite loss"
+    return f"loss {result.loss:.4g}" + ("" if result.interval is None else f" ± {result.interval:.2g}")
 
 
-def _print_summary(folder: Path, summary: dict[str, Any]) -> None:
-    print(printable(f"best epoch {summary['best_epoch']}; run in {folder}"))
-    if summary["test"]:
-        for name in ("best", "ensemble"):
-            part = summary["test"][name]
-            print(f"test, {name}: {_score(part['accuracy'], part['interval'], part['loss'])}")
+def _print_summary(run: RunFolder) -> None:
+    summary = run.summary()
+    assert summary is not None, "the run is finished"
+    print(printable(f"best epoch {summary.best_epoch}; run in {run.path}"))
+    if summary.test is not None:
+        print(f"test, best: {_score(summary.test.best)}")
+        print(f"test, ensemble: {_score(summary.test.ensemble)}")
 
 
-def _show_report(comparison: dict[str, Any], folder: Path) -> None:
-    from rich.console import Console
-
-    from gradshare import reports
-
-    console, reached = Console(), reports.rich_thresholds(comparison)
-    console.print(reports.rich_table(comparison))
-    if reached is not None:
-        console.print("", reached)
-    print(f"report: {folder / 'report.html'}")
+app.command(data_app)
+app.command(grid_app)
+app.command(bench)
 
 
 def main() -> None:
-    """Run the command line: 0 done, 2 something the user can mend, 3 stopped and saved."""
+    """Run the command line: exit code 0 done, 1 a run failed, 2 the user can mend it, 3 stopped and saved."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a folder may have a name that is no text
-    say_warnings_plainly()
+        sys.stdout.reconfigure(errors="backslashreplace")  # a folder's name may be no valid text
+    print_warnings_as_lines()
     try:
-        if any("\0" in word for word in sys.argv):
-            raise UserError("a word of the command has a NUL byte in it")
-        with nullcontext() if one_of_several() else stoppable(f"to go on: {_command()}"):
+        with nullcontext() if one_of_several() else stoppable(f"to go on: {typed_command()}"):
             app(sys.argv[1:], exit_on_error=False, print_error=False)
     except (CycloptsError, UserError) as error:
-        _refuse(str(error), each=isinstance(error, Unmet))
+        _end(str(error), each=isinstance(error, RendezvousFailed))
     except OSError as error:
-        _refuse(f"{error.strerror or error}{'' if error.filename is None else f': {error.filename}'}")
+        _end(f"{error.strerror or error}{'' if error.filename is None else f': {error.filename}'}")
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        _refuse(TOO_LITTLE_MEMORY)
+        _end(TOO_LITTLE_MEMORY)
 
 
-def _refuse(reason: str, each: bool = False) -> NoReturn:
-    """Say it in one line, and end with exit code 2; of several processes the first says it, or each."""
-    if not one_of_several() or os.environ["RANK"] == "0" or each:  # the others were given the same words
+def _end(reason: str, each: bool = False) -> NoReturn:
+    """Print one line and end with exit code 2; of several processes only the first prints it, or each."""
+    if not one_of_several() or os.environ["RANK"] == "0" or each:  # the others have the same reason
         print(f"gradshare: {printable(' '.join(reason.split()))}", file=sys.stderr)
     raise SystemExit(2) from None

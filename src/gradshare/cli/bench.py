@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,153 +23,139 @@ from gradshare.bench.cases import (
     cases_of,
     swept,
 )
+from gradshare.cli.options import SEVERAL
 from gradshare.cli.waiting import bar, stoppable
-from gradshare.errors import UserError, check_range
+from gradshare.errors import MOST_THREADS, UserError, check_range
 from gradshare.files import check_output
 
-SEVERAL = Parameter(consume_multiple=True, negative=())
-RESULTS = b'{\n "version"'  # how such a file begins
+RESULTS = b'{\n "version"'  # how a file of results begins
+ROUNDS = 10  # on a CPU, where cases take turns
 
 
-def bench(
-    *,
-    shape: Annotated[tuple[ShapeName, ...], SEVERAL] = (),
-    methods: Annotated[tuple[Method, ...], SEVERAL] = ("maml", "metasgd", "mamlpp"),
-    arms: Annotated[tuple[Arm, ...], SEVERAL] = ("original", "shared"),
-    engines: Annotated[tuple[Engine, ...], SEVERAL] = (),
-    precisions: Annotated[tuple[Precision, ...], SEVERAL] = (),
-    rivals: bool | None = None,
-    sweep: SweepName | None = None,
-    values: Annotated[tuple[int, ...], SEVERAL] = (),
-    iterations: int | None = None,
-    eval_tasks: int = 0,
-    tasks: int | None = None,
-    shots: int | None = None,
-    queries: int | None = None,
-    steps: int | None = None,
-    filters: int | None = None,
-    size: int | None = None,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-    threads: int = 0,
-    json: Path | None = None,
-) -> None:
-    """Time whole meta-iterations on random images, beside the libraries higher and TorchOpt where they are installed.
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """What to time, and how."""
 
-    Drawing the tasks, inner loop, outer gradient and Adam are all in. The table also shows operations, bytes, and how
-    near the time is to what the machine could do at best.
+    shape: Annotated[tuple[ShapeName, ...], SEVERAL] = ()
+    """Setting: the paper's four (84x84x3, 5-way, 5 inner steps, 48 filters), the default on a GPU; or cpu (5task-1shot
+    at 28x28x1), the default on a CPU."""
+    methods: Annotated[tuple[Method, ...], SEVERAL] = ("maml", "metasgd", "mamlpp")
+    """Algorithms."""
+    arms: Annotated[tuple[Arm, ...], SEVERAL] = ("original", "shared")
+    """Without sharing (original), with it (shared), or both."""
+    engines: Annotated[tuple[Engine, ...], SEVERAL] = ()
+    """eager: operation by operation, all that a CPU has; graph: one CUDA graph. By default all there are."""
+    precisions: Annotated[tuple[Precision, ...], SEVERAL] = ()
+    """float32: PyTorch's operations, all that a CPU has; tf32 and bf16: our GPU kernels, the default on a GPU."""
+    rivals: bool | None = None
+    """Also time the other libraries (pip install 'gradshare[bench]'); by default only without --sweep."""
+    sweep: SweepName | None = None
+    """Vary one size of the (first) shape instead: tasks, steps, shots, or size, the side of an image."""
+    values: Annotated[tuple[int, ...], SEVERAL] = ()
+    """The sizes to time with --sweep."""
+    iterations: int | None = None
+    """Meta-iterations timed for each case; by default 20 on a CPU and 200 on a GPU."""
+    eval_tasks: int = 0
+    """Also time the evaluation of this many tasks; the paper has 600."""
+    tasks: int | None = None
+    """Tasks in a batch, instead of the shape's."""
+    shots: int | None = None
+    """Support images of a class, instead of the shape's."""
+    queries: int | None = None
+    """Query images of a class, instead of 15."""
+    steps: int | None = None
+    """Inner steps, instead of 5."""
+    filters: int | None = None
+    """Filters in each layer, instead of 48."""
+    size: int | None = None
+    """Side of an image, instead of the shape's."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute; auto is a GPU if there is one."""
+    threads: int = 0
+    """CPU threads; 0 is one for each core."""
+    json: Path | None = None
+    """File for all results, written after each case (on a CPU, where cases take turns, at the end)."""
 
-    Parameters
-    ----------
-    shape
-        What to time: the paper's four (84x84x3, 5-way, 5 inner steps, 48 filters), the default on a GPU; or cpu
-        (5task-1shot at 28x28x1), the default on a CPU.
-    methods
-        Which algorithms.
-    arms
-        Without sharing (original), with it (shared), or both.
-    engines
-        eager: operation by operation, all that a CPU has; graph: one CUDA graph. By default all there are.
-    precisions
-        float32: PyTorch's operations, all that a CPU has; tf32 and bf16: our GPU kernels, the default on a GPU.
-    rivals
-        Also time the other libraries (pip install 'gradshare[bench]'); by default only without --sweep.
-    sweep
-        Vary one size of the (first) shape instead: tasks, steps, shots, or size, the side of an image.
-    values
-        The sizes to time with --sweep.
-    iterations
-        Meta-iterations timed for each case; by default 20 on a CPU and 200 on a GPU.
-    eval_tasks
-        Also time evaluation on so many tasks; the paper has 600.
-    tasks
-        Tasks in a batch, instead of the shape's.
-    shots
-        Support images of a class, instead of the shape's.
-    queries
-        Query images of a class, instead of 15.
-    steps
-        Inner steps, instead of 5.
-    filters
-        Filters in each layer, instead of 48.
-    size
-        Side of an image, instead of the shape's.
-    device
-        Where to compute; auto is a GPU where there is one.
-    threads
-        CPU threads; 0 is one for each core.
-    json
-        A file for all figures, written after each case (on a CPU, where cases take turns, at the end).
+    def check(self) -> None:
+        if self.values and self.sweep is None:
+            raise UserError("--values needs --sweep: say what to vary, such as --sweep tasks")
+        if not (self.methods and self.arms):
+            raise UserError("there is nothing to time: give at least one value to --methods and to --arms")
+        check_range("iterations", 1 if self.iterations is None else self.iterations, 1)
+        check_range("eval_tasks", self.eval_tasks, 0)
+        check_range("threads", self.threads, 0, MOST_THREADS)
+        if self.json is not None:
+            check_output(self.json, RESULTS, "the results of a benchmark")
+
+    def precisions_on(self, device: str) -> tuple[Precision, ...]:
+        return self.precisions or (("bf16", "tf32") if device == "cuda" else ("float32",))
+
+    def cases(self, device: str) -> list[Case]:
+        """All that is to be timed on a device."""
+        engines: tuple[Engine, ...] = self.engines or (("graph", "eager") if device == "cuda" else ("eager",))
+        rivals = self.sweep is None if self.rivals is None else self.rivals
+        chosen = (self.methods, self.arms, engines, self.precisions_on(device), rivals)
+        return [case for setting in self._settings(device) for case in cases_of(setting, *chosen)]
+
+    def _settings(self, device: str) -> list[dict[str, Any]]:
+        sizes = {name: getattr(self, name) for name in ("tasks", "shots", "queries", "steps", "filters")}
+        changed = {name: value for name, value in sizes.items() if value is not None}
+        shapes = self.shape or (PAPER if device == "cuda" else ("cpu",))
+        settings = [{**SHAPES[name], **changed, "device": device} for name in shapes]
+        if self.size is not None:
+            settings = [swept(setting, "size", self.size) for setting in settings]
+        if self.sweep is None:
+            return settings
+        return [swept(settings[0], self.sweep, value) for value in self.values or SWEEPS[self.sweep]]
+
+
+def bench(benchmark: Benchmark = Benchmark()) -> None:
+    """Time whole meta-iterations on random images, next to the libraries higher and TorchOpt if they are installed.
+
+    A meta-iteration draws the tasks, runs the inner loop, computes the outer gradient and steps Adam. The table also
+    shows operations, bytes, and how near the time is to the best that the machine could do.
     """
-    if values and sweep is None:
-        raise UserError("--values are for --sweep: say what to vary, such as --sweep tasks")
-    if not (methods and arms):
-        raise UserError("there is nothing to time: give at least one to --methods and to --arms")
-    for option, value in {"iterations": iterations, "eval_tasks": eval_tasks, "threads": threads}.items():
-        if value is not None:
-            check_range(option, value, 1 if option == "iterations" else 0)
-    if json is not None:
-        check_output(json, RESULTS, "the results of a benchmark")
-    from gradshare.runs.build import settle
-    from gradshare.runs.config import RunConfig
+    benchmark.check()
+    from gradshare.engine.choose import apply, choose
 
-    place = settle(RunConfig(device=device, threads=threads)).device
-    on_gpu = place == "cuda"
-    sizes = {"tasks": tasks, "shots": shots, "queries": queries, "steps": steps, "filters": filters}
-    changed = {name: value for name, value in sizes.items() if value is not None}
-    shapes = shape or (PAPER if on_gpu else ("cpu",))
-    settings = [_setting(name, changed, size, place) for name in shapes]
-    if sweep is not None:
-        settings = [swept(settings[0], sweep, value) for value in values or SWEEPS[sweep]]
-    kinds: tuple[Precision, ...] = precisions or (("bf16", "tf32") if on_gpu else ("float32",))
-    chosen = (methods, arms, engines or (("graph", "eager") if on_gpu else ("eager",)), kinds)
-    beside = sweep is None if rivals is None else rivals
-    cases = [case for setting in settings for case in cases_of(setting, *chosen, beside)]
-    _run(cases, place, kinds, sweep, json, iterations=iterations or (200 if on_gpu else 20), eval_tasks=eval_tasks)
+    choice = choose(benchmark.device, threads=benchmark.threads)
+    apply(choice)
+    _run(benchmark, benchmark.cases(choice.device), choice.device)
 
 
-def _setting(name: ShapeName, changed: dict[str, int], size: int | None, device: str) -> dict[str, Any]:
-    setting = {**SHAPES[name], **changed, "device": device}
-    return setting if size is None else swept(setting, "size", size)
-
-
-ROUNDS = 10  # on a CPU
-
-
-def _run(
-    cases: list[Case],
-    device: str,
-    precisions: tuple[Precision, ...],
-    sweep: SweepName | None,
-    path: Path | None,
-    **options: int,
-) -> None:
+def _run(benchmark: Benchmark, cases: list[Case], device: str) -> None:
     from rich.console import Console
 
-    from gradshare.bench.results import Failure, Measurement
-    from gradshare.bench.running import begin, run, run_in_turn
-    from gradshare.bench.table import line_of, notes, rich_tables
+    from gradshare.bench.measure import begin, run, run_in_turn
+    from gradshare.bench.results import Failure, Measurement, line_of, notes, rich_tables
 
-    on_gpu = device == "cuda"
-    if not on_gpu:
-        kept = "cases take turns on a CPU, so there are no figures before the end"
-    else:
-        kept = f"what was timed so far is in {path}" if path else "--json FILE would have kept what was timed"
-    with stoppable(kept), bar("timing", "cases" if on_gpu else "rounds of all cases") as progress:
+    on_gpu, path = device == "cuda", benchmark.json
+    iterations = benchmark.iterations or (200 if on_gpu else 20)
+    with stoppable(_kept(on_gpu, path)), bar("timing", "cases" if on_gpu else "rounds of all cases") as progress:
         progress(0, len(cases) if on_gpu else ROUNDS)
-        results = begin(device, precisions, sweep)
+        results = begin(device, benchmark.precisions_on(device), benchmark.sweep)
 
-        def said(outcome: Measurement | Failure) -> None:
+        def report(outcome: Measurement | Failure) -> None:
             print(line_of(outcome), flush=True)
             if on_gpu:
                 progress(len(results.measurements) + len(results.failures), len(cases))
 
+        options = {"iterations": iterations, "eval_tasks": benchmark.eval_tasks}
         if on_gpu:
-            run(cases, results, path, said, **options)
+            run(cases, results, path, report, **options)
         else:
-            run_in_turn(cases, results, path, said, progress, blocks=ROUNDS, **options)
+            run_in_turn(cases, results, path, report, progress, blocks=ROUNDS, **options)
     if not any(measurement.case.library == "gradshare" for measurement in results.measurements):
         raise UserError(f"nothing of ours could be timed: {results.failures[-1].reason}")
     console = Console(width=None if sys.stdout.isatty() else 120)
     for table in rich_tables(results):
         console.print("", table)
     console.print("", *notes(results), sep="\n", markup=False, highlight=False)
+
+
+def _kept(on_gpu: bool, path: Path | None) -> str:
+    """What is left if the benchmark is stopped."""
+    if not on_gpu:
+        return "cases take turns on a CPU, so there are no results before the end"
+    return f"what was timed so far is in {path}" if path else "--json FILE would have kept what was timed"

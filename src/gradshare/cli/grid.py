@@ -1,44 +1,108 @@
-"""`gradshare grid`: the paper's experiments, many at a time. Heavy modules are imported by the commands."""
+"""`gradshare compare` and `gradshare grid`: several runs, trained side by side. A comparison is a grid of arms.
+
+Heavy modules are imported by the commands.
+"""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import App, Parameter, default_name_transform
+from cyclopts import App, Parameter
 
-from gradshare.cli.options import Arms, Given
-from gradshare.cli.waiting import bar, says_how_to_go_on
-from gradshare.errors import MOST, MOST_SEED, UserError, check_range
-from gradshare.experiments.presets import CONTROLS, IMAGE, described, select
-from gradshare.runs.config import Arm, RunConfig, taken_up
+from gradshare.cli.options import SEVERAL, Arms, Given, GridOptions, Options, own_arms, with_controls
+from gradshare.cli.waiting import load_data, says_how_to_go_on, typed_command
+from gradshare.errors import MOST_SEED, UserError, check_range, printable
+from gradshare.experiments.presets import IMAGE, Experiment, described, experiment, matches, preset, select
+from gradshare.files import tidy
+from gradshare.method.variants import first_link
+from gradshare.runs.config import RunConfig, with_arm
+from gradshare.runs.folder import merge_with_saved
+from gradshare.runs.workers import one_of_several
 
 if TYPE_CHECKING:
-    from gradshare.experiments.cells import Cell
-    from gradshare.experiments.local import Local
-    from gradshare.experiments.on_ray import OnRay
+    from gradshare.experiments.grid import Cell
+    from gradshare.experiments.ray import Ray
+    from gradshare.experiments.supervise import Failure, Local
+    from gradshare.runs.records import Status
+
+
+def compare(
+    options: Options = Given(),
+    *,
+    preset: str | None = None,
+    out: Path = Path("runs/compare"),
+    controls: bool = False,
+    arms: Arms = ("original", "shared"),
+    jobs: int = 0,
+) -> None:
+    """Train a method with and without sharing on the same tasks; then table, plots and report.
+
+    Parameters
+    ----------
+    preset
+        One of the paper's experiments, such as cub-5shot-5task-maml (gradshare grid list); options given win over it.
+    out
+        Folder for the runs and the report. Run the command again to go on where it stopped.
+    controls
+        Also train the four controls: half-rate, gate-only, batch-only, memory-only.
+    jobs
+        Arms trained at a time, each in a process of its own; 0 is one for each core, or one with a GPU.
+    """
+    check_range("jobs", jobs, 0)
+    if one_of_several():
+        raise UserError("compare starts its own processes; torchrun is for train")
+    if "arm" in options.given:
+        raise UserError("a comparison has several arms: give --arms instead of --arm")
+    chosen = with_controls(arms, controls)
+    if not chosen:
+        raise UserError("there is no comparison without an arm: give at least one to --arms")
+    config = options.over(preset and preset.partition("~")[0])  # each arm has its own options
+    own = own_arms(chosen)
+    from gradshare.engine.choose import side_by_side
+    from gradshare.experiments.grid import Cell
+    from gradshare.experiments.supervise import Local
+    from gradshare.runs.build import choice_for
+
+    cells = _as_begun([Cell.of_arm(out, with_arm(config, arm)) for arm in chosen], "epochs" in options.given)
+    _check_before_training(cells, own)
+    at_a_time, threads = side_by_side(jobs, len(cells), choice_for(config).device)
+    each = "" if at_a_time == 1 else f"{at_a_time} arms at a time, each "
+    print(f"{each}{choice_for(replace(config, threads=config.threads or threads))}", flush=True)
+    with tidy(out):
+        failures = _train(_with_threads(cells, threads), Local(at_a_time, own), out)
+        for failure in failures:
+            failure.cell.withdraw()
+    _end_if_failed(failures, len(cells))
+    show_report(out)
+    for cell in cells:
+        if reason := cell.divergence:
+            print(printable(f"{cell.label} diverged and was stopped: {reason}"))
+
+
+def show_report(folder: Path) -> None:
+    """Write the report of the runs in a folder, and print its tables."""
+    from rich.console import Console
+
+    from gradshare import reports
+
+    comparison = reports.write_report(folder, command=typed_command())
+    Console().print(reports.rich_table(comparison))
+    print(printable(f"report: {folder / 'report.html'}"))
+
 
 grid_app = App(name="grid", help="The paper's 96 experiments: list them, run any of them, see how far they are.")
 
 
-def _option(field: str) -> str:
-    """The name of a run's option here, where --engine says where cells are trained."""
-    return "run-engine" if field == "engine" else default_name_transform(field)
-
-
-Options = Annotated[Given, Parameter(name="*", show_default=False, name_transform=_option)]
-Seeds = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=())]
-
-
 @grid_app.command(name="list")
 def list_presets(
-    *patterns: str, options: Options = Given(), arms: Arms = (), controls: bool = False, hours: bool = True
+    *patterns: str, options: GridOptions = Given(), arms: Arms = (), controls: bool = False, hours: bool = True
 ) -> None:
     """The experiments, with their meta-iterations and the hours that each will take on this machine.
 
@@ -50,14 +114,12 @@ def list_presets(
     ----------
     patterns
         Names, with `*` for anything: `cub-*-5task-*`. All, if there are none.
-    arms
-        These arms of every experiment that matches, in place of the original and sharing.
     controls
-        The four controls too: half-rate, gate-only, batch-only, memory-only.
+        Also the four controls: half-rate, gate-only, batch-only, memory-only.
     hours
         Whether to estimate the hours.
     """
-    configs = {name: _configured(name, options) for name in select(patterns or ("*",), _arms(arms, controls))}
+    configs = {one.name: _configured(one, options) for one in _select(patterns or ("*",), arms, controls)}
     jobs, seconds = _estimated(list(configs.values()), options) if hours else (0, [])
     print(f"{'preset':<41} {'data':<11} {'epochs':>6} {'iterations':>11} {'hours' if hours else '':>8}".rstrip())
     for number, (name, config) in enumerate(configs.items()):
@@ -71,45 +133,79 @@ def list_presets(
 def _estimated(configs: list[RunConfig], options: Given) -> tuple[int, list[float]]:
     """How many runs at a time, and the seconds of each."""
     from gradshare.data.dataset import load_dataset
+    from gradshare.engine.choose import choose, side_by_side
     from gradshare.experiments.estimate import estimates
-    from gradshare.runs.build import settle
-    from gradshare.runs.workers import side_by_side
 
     image = load_dataset(options.dataset).image if "dataset" in options.given else IMAGE
-    jobs, threads = side_by_side(0, len(configs), settle(RunConfig(device=options.device)).device)
+    jobs, threads = side_by_side(0, len(configs), choose(options.device).device)
     print("timing meta-iterations on this machine, about 10 s ...", file=sys.stderr, flush=True)
     return jobs, estimates((replace(config, threads=options.threads or threads), image) for config in configs)
 
 
 @grid_app.command
-def show(name: str, options: Options = Given()) -> None:
-    """Every option of an experiment, and where it comes from.
+def show(name: str, options: GridOptions = Given()) -> None:
+    """Every option of an experiment, and its source.
 
     Parameters
     ----------
     name
         A preset, such as cub-5shot-5task-maml+gs.
     """
-    config, sources = _configured(name, options), described(name)
-    for option, (_, source) in sources.items():
+    one = experiment(name)
+    config = _configured(one, options)
+    for option, (_, source) in described(one).items():
         source = "the command line" if option in options.given else source
         print(f"{option:<15} {getattr(config, option)!s:<11} {source}")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Workers:
+    """What trains the runs of a grid."""
+
+    jobs: int = 0
+    """Runs trained at a time on this machine; 0 is one for each core, or one with a GPU."""
+    retries: int = 2
+    """How often a run whose worker was killed goes on from its last checkpoint."""
+    engine: Literal["local", "ray"] = "local"
+    """This machine, or a Ray cluster (pip install gradshare[ray]) whose machines share the disk."""
+    address: Annotated[str | None, Parameter(env_var="RAY_ADDRESS")] = None
+    """The Ray cluster, as auto or HOST:PORT; without it Ray is started on this machine."""
+    cpus: float = 1
+    """With Ray: CPUs for each run."""
+    gpus: float | None = None
+    """With Ray: GPUs for each run; by default 1 if the cluster has any."""
+
+    def check(self) -> None:
+        for name in ("jobs", "retries", "cpus", "gpus"):
+            check_range(name, getattr(self, name) or 0, 0)
+
+    @property
+    def without_gpu(self) -> bool:
+        return self.engine == "ray" and self.gpus == 0
+
+    def start(self, cells: int, device: str, own: Sequence[str]) -> tuple[Local | Ray, int]:
+        """The engine that trains so many cells, and the threads for each."""
+        if self.engine == "ray":
+            from gradshare.experiments.ray import Ray
+
+            return Ray(self.address, self.cpus, self.gpus, self.retries, own), max(1, int(self.cpus))
+        from gradshare.engine.choose import choose, side_by_side
+        from gradshare.experiments.supervise import Local
+
+        jobs, threads = side_by_side(self.jobs, cells, choose(device).device)
+        return Local(jobs, own), threads
 
 
 @grid_app.command
 def run(
     *patterns: str,
-    options: Options = Given(),
+    options: GridOptions = Given(),
     out: Path = Path("runs/grid"),
-    seeds: Seeds = (0,),
+    seeds: Annotated[tuple[int, ...], SEVERAL] = (0,),
     arms: Arms = (),
     controls: bool = False,
-    jobs: int = 0,
-    retries: int = 2,
-    engine: Literal["local", "ray"] = "local",
-    address: Annotated[str | None, Parameter(env_var="RAY_ADDRESS")] = None,
-    cpus: float = 1,
-    gpus: float | None = None,
+    workers: Workers = Workers(),
 ) -> None:
     """Train experiments. The same command again skips what is done or diverged and goes on with the rest.
 
@@ -121,137 +217,143 @@ def run(
         Folder of the grid; a run goes to OUT/NAME/seed-N.
     seeds
         Each experiment with each of these seeds.
-    arms
-        These arms of every experiment that matches, in place of those that the names say.
     controls
-        The four controls too: half-rate, gate-only, batch-only, memory-only.
-    jobs
-        Cells trained at a time on this machine; 0 is one for each core, or one where there is a GPU.
-    retries
-        How often a cell whose worker was killed goes on from its last checkpoint.
-    engine
-        This machine, or a Ray cluster (pip install gradshare[ray]) whose machines share the disk.
-    address
-        The Ray cluster, as auto or HOST:PORT; without it Ray is started on this machine.
-    cpus
-        With Ray: CPUs of a cell.
-    gpus
-        With Ray: GPUs of a cell; by default 1 where the cluster has any.
+        Also the four controls: half-rate, gate-only, batch-only, memory-only.
     """
     if not patterns:
-        raise UserError("say which experiments: gradshare grid run 'cub-5shot-5task-maml*'; gradshare grid list")
+        raise UserError(
+            "which experiments? For example gradshare grid run 'cub-5shot-5task-maml*'; gradshare grid list"
+        )
     if not seeds:
         raise UserError("there is no run without a seed: give at least one to --seeds")
-    numbers = {"seeds": min(seeds), "jobs": jobs, "retries": retries, "cpus": cpus, "gpus": gpus or 0}
-    for name, value in numbers.items():
-        check_range(name, value, 0, MOST_SEED if name == "seeds" else MOST)
-    cells = [
-        _cell(
-            Path(os.path.realpath(out)),
-            name,
-            replace(_configured(name, options), seed=seed),
-            engine == "ray" and gpus == 0,
-            longer="epochs" in options.given,
-        )
-        for name in select(patterns, _arms(arms, controls))
-        for seed in sorted(set(seeds))
-    ]
-    from gradshare.experiments.cells import read_state
-    from gradshare.experiments.driver import drive
-    from gradshare.experiments.status import counted, screen
+    check_range("seeds", min(seeds), 0, MOST_SEED)
+    workers.check()
+    chosen = _select(patterns, arms, controls)
+    own = own_arms({one.arm for one in chosen})
+    from gradshare.experiments.display import AT_WORK, counts
+    from gradshare.experiments.grid import read_state
 
-    _load_data(cells)
-    trainer, threads = _engine(engine, jobs, len(cells), options, (address, cpus, gpus, retries))
-    cells = [replace(cell, config=replace(cell.config, threads=cell.config.threads or threads)) for cell in cells]
-    left = [cell for cell in cells if not cell.ended]
-    print(f"{len(left)} of {len(cells)} cells to train, in {out}", flush=True)
-    failed: list[Cell] = []
-    with says_how_to_go_on(f"gradshare {shlex.join(sys.argv[1:])}"), trainer if left else nullcontext():
-        for cell in cells:
-            cell.plan()
-        if left:
-            with screen(left) as shown:
-                failed = drive(left, trainer, shown, retries if engine == "local" else 0, out)
-    print(
-        f"{counted(read_state(cell) for cell in cells)}; for tables and plots: gradshare report {shlex.quote(str(out))}"
-    )
-    if failed:
-        reasons = "; ".join(f"{cell.label}: {cell.failure}" for cell in failed)
-        raise UserError(f"{len(failed)} of {len(cells)} cells failed, and the same command tries them again. {reasons}")
+    cells = _planned(Path(os.path.realpath(out)), chosen, options, seeds, workers.without_gpu)
+    _check_before_training(cells, own)
+    engine, threads = workers.start(len(cells), options.device, own)
+    retries = workers.retries if workers.engine == "local" else 0  # Ray has its own
+    print(f"{sum(not cell.ended for cell in cells)} of {len(cells)} runs to train, in {out}", flush=True)
+    failures = _train(_with_threads(cells, threads), engine, out, retries, AT_WORK)
+    report = f"for tables and plots: gradshare report {shlex.quote(str(out))}"
+    print(f"{counts(map(read_state, cells))}; {report}")
+    _end_if_failed(failures, len(cells))
 
 
 @grid_app.command
 def status(folder: Path = Path("runs/grid"), *patterns: str, watch: bool = False) -> None:
-    """How far the cells of a grid are: state, epochs, best validation accuracy, time of an epoch, time left.
+    """How far the runs of a grid or a comparison are: state, epochs, best validation accuracy, time left.
 
     Parameters
     ----------
     folder
-        The folder of the grid: --out of grid run.
+        The folder of the grid or the comparison: its --out.
     patterns
-        Which cells: names, with * for anything. All, if there are none.
+        Which runs: names, with * for anything. All, if there are none.
     watch
         Show it until all is done, or a Ctrl-C.
     """
     from rich.console import Console
 
-    from gradshare.experiments import status as shown
-    from gradshare.experiments.cells import planned, read_state
+    from gradshare.experiments import display
+    from gradshare.experiments.grid import planned, read_state
 
-    names = select(patterns) if patterns else None
-    cells = [cell for cell in planned(folder) if names is None or cell.name in names]
+    cells = planned(folder)
+    if not cells:
+        raise UserError(f"there is no grid in {folder}: gradshare grid run PATTERN --out {folder} makes one")
+    if patterns:
+        cells = [cell for cell in cells if any(matches(cell.name, pattern) for pattern in patterns)]
+    if not cells:
+        raise UserError(f"no run in {folder} matches {' '.join(patterns)}")
     if not watch:
-        Console().print(shown.status_table([(cell, read_state(cell)) for cell in cells]))
+        Console().print(display.status_table({cell.label: read_state(cell) for cell in cells}))
         return
     try:
-        shown.watch(cells)
+        display.watch(cells)
     except KeyboardInterrupt:
         return
 
 
-def _arms(arms: Sequence[Arm], controls: bool) -> list[Arm]:
-    chosen: list[Arm] = [*arms] or (["original", "shared"] if controls else [])
-    return [*chosen, *(CONTROLS if controls else ())]
+def _select(patterns: Iterable[str], arms: Sequence[str], controls: bool) -> list[Experiment]:
+    return select(patterns, with_controls(arms or (("original", "shared") if controls else ()), controls))
 
 
-def _configured(name: str, options: Given) -> RunConfig:
-    for field, instead in {"arm": "--arms", "seed": "--seeds"}.items():
+def _configured(one: Experiment, options: Given) -> RunConfig:
+    for field in ("arm", "seed"):
         if field in options.given:
-            raise UserError(f"in a grid, say {instead} in place of --{field}")
-    config = options.over(name)
+            raise UserError(f"a grid has several {field}s: give --{field}s instead of --{field}")
+    config = preset(one, **options.given)
     if "dataset" in options.given and Path(config.dataset).is_dir():
-        return replace(config, dataset=str(Path(config.dataset).resolve()))  # workers may be in another folder
+        return replace(config, dataset=str(Path(config.dataset).resolve()))  # a worker may have another directory
     return config
 
 
-def _cell(out: Path, name: str, config: RunConfig, cpu: bool, longer: bool) -> Cell:
-    """A cell as it will be trained: with what it settled if it was begun; without a GPU if it gets none."""
-    from gradshare.experiments.cells import Cell
+def _planned(
+    grid: Path, chosen: Sequence[Experiment], options: Given, seeds: Sequence[int], without_gpu: bool
+) -> list[Cell]:
+    """The cells of a grid, one for each experiment and seed."""
+    from gradshare.experiments.grid import Cell
 
-    cell = Cell(out, name, replace(config, device="cpu") if cpu and config.device == "auto" else config)
-    return replace(cell, config=taken_up(cell.config, cell.folder, longer))
+    configs = {one: _configured(one, options) for one in chosen}
+    if without_gpu:
+        configs = {one: _on_cpu(config) for one, config in configs.items()}
+    cells = [
+        Cell.of_preset(grid, one, replace(config, seed=seed))
+        for one, config in configs.items()
+        for seed in sorted(set(seeds))
+    ]
+    return _as_begun(cells, "epochs" in options.given)
 
 
-def _load_data(cells: list[Cell]) -> None:
-    """Find that a data set is missing, and build one that is built in, before several processes want it."""
-    from gradshare.data.dataset import load_dataset
+def _on_cpu(config: RunConfig) -> RunConfig:
+    return replace(config, device="cpu") if config.device == "auto" else config
 
+
+def _as_begun(cells: Iterable[Cell], longer: bool) -> list[Cell]:
+    """Cells with the device, threads, ... that they were begun with; `longer`: with more epochs if they are wanted."""
+    return [replace(cell, config=merge_with_saved(cell.config, cell.folder, longer)) for cell in cells]
+
+
+def _with_threads(cells: Iterable[Cell], threads: int) -> list[Cell]:
+    return [replace(cell, config=replace(cell.config, threads=cell.config.threads or threads)) for cell in cells]
+
+
+def _check_before_training(cells: Sequence[Cell], own: Sequence[str]) -> None:
+    """Find what is missing, and build what is built in, once, before several processes need it."""
+    for arm in own:
+        first_link(arm, allowed=own)
     for dataset, pixels in dict.fromkeys((cell.config.dataset, cell.config.pixels) for cell in cells):
-        with bar("building the data set, once", "images") as progress:
-            load_dataset(dataset, pixels, progress)
+        load_data(dataset, pixels)
 
 
-def _engine(
-    engine: str, jobs: int, cells: int, options: Given, cluster: tuple[str | None, float, float | None, int]
-) -> tuple[Local | OnRay, int]:
-    """Who trains the cells, and with how many threads each."""
-    if engine == "ray":
-        from gradshare.experiments.on_ray import OnRay
+def _train(
+    cells: Sequence[Cell], engine: Local | Ray, out: Path, retries: int = 2, rows: Sequence[Status] = ()
+) -> list[Failure]:
+    """Train the cells that have not ended; `rows`: the status of those with a row in the live table."""
+    from gradshare.experiments.display import View
+    from gradshare.experiments.supervise import supervise
 
-        return OnRay(*cluster), max(1, int(cluster[1]))
-    from gradshare.experiments.local import Local
-    from gradshare.runs.build import settle
-    from gradshare.runs.workers import side_by_side
+    left = [cell for cell in cells if not cell.ended]
+    with says_how_to_go_on(typed_command()), engine if left else nullcontext():
+        for cell in cells:
+            cell.plan()
+        if not left:
+            return []
+        with View.of_cells(left, rows) as view:
+            return supervise(left, engine, view, retries, out)
 
-    jobs, threads = side_by_side(jobs, cells, settle(RunConfig(device=options.device)).device)
-    return Local(jobs), threads
+
+def _end_if_failed(failures: Sequence[Failure], runs: int) -> None:
+    """Name the runs that failed, in one line: exit code 2 if the user can mend all of them, otherwise 1."""
+    if not failures:
+        return
+    reasons = "; ".join(f"{failure.cell.label}: {failure.reason}" for failure in failures)
+    line = f"{len(failures)} of {runs} runs failed, and the same command tries them again. {reasons}"
+    if all(failure.mendable for failure in failures):
+        raise UserError(line)
+    print(f"gradshare: {printable(line)}", file=sys.stderr)
+    raise SystemExit(1)

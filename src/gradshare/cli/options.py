@@ -1,27 +1,34 @@
-"""The options of a run on the command line: which ones were given there, and a preset behind them."""
+"""Options that several commands share: those of a run, and the arms of a comparison or a grid."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+import os
+import sys
+from collections.abc import Iterable
+from typing import Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Parameter, default_name_transform
 
 from gradshare.experiments.presets import preset
-from gradshare.runs.config import Arm, RunConfig
+from gradshare.method.variants import CONTROLS, VARIANTS, variant
+from gradshare.runs.config import RunConfig
+
+SEVERAL = Parameter(consume_multiple=True, negative=())
+_NAMES = f"Arms to train: {', '.join(VARIANTS)}, or package.module:Class for a rule of your own."
+Arms = Annotated[tuple[str, ...], SEVERAL, Parameter(help=_NAMES)]
 
 
 class Given(RunConfig):
-    """A RunConfig that remembers which options it was made with: one that is given wins over a preset's, always.
+    """A RunConfig that remembers which options it was made with: a given option wins over a preset's.
 
     Example:
         >>> Given(epochs=20).given
         {'epochs': 20}
     """
 
-    def __new__(cls, **given: Any) -> Self:
-        self = super().__new__(cls)
-        self.__dict__["given"] = given  # a frozen dataclass refuses an attribute
-        return self
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.__dict__["given"] = given  # the dataclass is frozen
 
     @property
     def given(self) -> dict[str, Any]:
@@ -32,5 +39,26 @@ class Given(RunConfig):
         return RunConfig(**self.given) if name is None else preset(name, **self.given)
 
 
+def _in_a_grid(field: str) -> str:
+    """The name of a run's option in a grid, where --engine says what trains the runs."""
+    return "run-engine" if field == "engine" else default_name_transform(field)
+
+
 Options = Annotated[Given, Parameter(name="*")]
-Arms = Annotated[tuple[Arm, ...], Parameter(consume_multiple=True, negative=())]
+GridOptions = Annotated[Given, Parameter(name="*", show_default=False, name_transform=_in_a_grid)]
+
+
+def with_controls(arms: Iterable[str], controls: bool) -> list[str]:
+    """Arms by name, each once, and the controls if they are wanted; a UserError for a name that is none."""
+    return list(dict.fromkeys(variant(name).name for name in (*arms, *(CONTROLS if controls else ()))))
+
+
+def own_arms(arms: Iterable[str]) -> tuple[str, ...]:
+    """The arms, of those named on the command line, that are the user's own code: only these may be imported.
+
+    The working directory then has to be importable. It is with `python -m gradshare`, but not with `gradshare`.
+    """
+    own = tuple(arm for arm in arms if variant(arm).name not in VARIANTS)
+    if own and not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())
+    return own

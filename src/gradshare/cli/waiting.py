@@ -1,7 +1,8 @@
-"""For commands that take a while: how far they are, and a tidy end when they are stopped."""
+"""For commands that take a while: how far they are, and an orderly end when they are stopped."""
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -9,23 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gradshare.runs.interruption import AtOnce, Interrupted
+from gradshare.runs.workers import HardStop, Interrupted
 
-Progress = Callable[[int, int], None]  # done, in all (0: nobody knows)
+Progress = Callable[[int, int], None]  # done, in all (0: unknown)
 
 
 @contextmanager
 def bar(label: str, unit: str) -> Iterator[Progress]:
-    """Shows how far something is: a bar on a terminal, one line otherwise."""
+    """Show how far something is: a bar on a terminal, one line otherwise."""
     if not sys.stdout.isatty():
-        said: list[bool] = []
-
-        def say_once(done: int, total: int) -> None:
-            if not said:
-                print(f"{label}: {f'{total:,} {unit}' if total else 'of unknown size'}", flush=True)
-                said.append(True)
-
-        yield say_once
+        yield _line_once(label, unit)
         return
     from rich import progress as rich
 
@@ -36,20 +30,44 @@ def bar(label: str, unit: str) -> Iterator[Progress]:
         yield lambda done, total: shown.update(row, completed=done, total=total or None)
 
 
+def _line_once(label: str, unit: str) -> Progress:
+    printed: list[bool] = []
+
+    def progress(done: int, total: int) -> None:
+        if not printed:
+            print(f"{label}: {f'{total:,} {unit}' if total else 'of unknown size'}", flush=True)
+            printed.append(True)
+
+    return progress
+
+
+def load_data(dataset: str, pixels: Any) -> Any:
+    """Load a data set, with a bar while one that is built in is made for the first time."""
+    from gradshare.data.dataset import load_dataset
+
+    with bar("building the data set, once", "classes") as progress:
+        return load_dataset(dataset, pixels, progress)
+
+
+def typed_command() -> str:
+    """The command as the user typed it."""
+    return f"gradshare {shlex.join(sys.argv[1:])}"
+
+
 @contextmanager
 def stoppable(what_is_left: str | Callable[[], str]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the block tidily: what is left in a few words, and exit code 3."""
+    """Ctrl-C and SIGTERM end the block with a line that says what is left, and exit code 3."""
 
     def stop(number: int, frame: Any) -> None:
-        raise AtOnce
+        raise HardStop
 
     wanted = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
     before = {number: signal.signal(number, stop) for number in wanted}
     try:
         yield
     except KeyboardInterrupt:
-        told = what_is_left if isinstance(what_is_left, str) else what_is_left()
-        print(f"gradshare: stopped; {told}", file=sys.stderr)
+        left = what_is_left if isinstance(what_is_left, str) else what_is_left()
+        print(f"gradshare: stopped; {left}", file=sys.stderr)
         raise SystemExit(3) from None
     finally:
         for number, handler in before.items():
@@ -58,24 +76,24 @@ def stoppable(what_is_left: str | Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def stoppable_run(folder: Path, command: str, go_on: str) -> Iterator[None]:
-    """Where there is nothing to save first, or on a second Ctrl-C, a run is stopped at once; also tells how to go on.
+    """The same for a run: before there is something to save, and at a second Ctrl-C. Names the command that goes on.
 
     Args:
-        command: what starts the run, until its folder is one.
-        go_on: what goes on with it, from then on.
+        command: starts the run, as long as it has no folder.
+        go_on: goes on with it afterwards.
     """
 
-    def told() -> str:
+    def left() -> str:
         begun = (folder / "config.json").exists()
         return f"all up to the last checkpoint is kept\nto go on: {go_on if begun else command}"
 
-    with stoppable(told):
+    with stoppable(left):
         yield
 
 
 @contextmanager
 def says_how_to_go_on(command: str) -> Iterator[None]:
-    """Turns the polite stop of a run into a message with the command that goes on, and exit code 3."""
+    """Turn the polite stop of a run into a message with the command that goes on, and exit code 3."""
     try:
         yield
     except Interrupted as stopped:

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple, Self, cast
 
-from gradshare.errors import UserError, shown
+from gradshare.errors import UserError, short_repr
 
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".npz")
 SINGLE = (".pkl", ".hdf5")  # a file with one of these suffixes counts as an archive of one file
@@ -172,7 +172,7 @@ class Archive:
         return "/".join(parts)
 
     def _error(self, member: str, problem: str) -> UserError:
-        return UserError(f"{self.name}: member {shown(member, 200)} {problem}")
+        return UserError(f"{self.name}: member {short_repr(member, 200)} {problem}")
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -181,7 +181,7 @@ class Archive:
         except UserError:
             raise
         except Exception as error:  # zipfile, tarfile and the decompressors raise many kinds for damaged files
-            near = f" at or after member {shown(self._near, 200)}" if self._near else ""
+            near = f" at or after member {short_repr(self._near, 200)}" if self._near else ""
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise UserError(f"{self.name} cannot be read, or is damaged or cut short{near}: {reason}") from None
 

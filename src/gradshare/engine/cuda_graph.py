@@ -6,36 +6,13 @@ A meta-iteration is thousands of small kernels, and a GPU finishes them faster t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, TypeVar, get_args
+from typing import TypeVar
 
 import torch
 
-from gradshare.engine.conv4.triton import check_current
 from gradshare.errors import UserError
 
 Result = TypeVar("Result")
-Engine = Literal["auto", "eager", "graph"]
-
-
-def chosen_engine(engine: Engine, device: str, processes: int) -> Engine:
-    """What "auto" means here; refuses what cannot be."""
-    try:
-        place = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise UserError(f"a device is cpu or cuda, not {device!r}") from None
-    on_gpu = place.type == "cuda"
-    if engine not in get_args(Engine):
-        raise UserError(f"an engine is one of {', '.join(get_args(Engine))}, not {engine!r}")
-    if engine == "graph" and not on_gpu:
-        raise UserError("a CUDA graph needs a GPU: on a CPU the engine is eager")
-    if engine == "graph" and processes > 1:
-        raise UserError(f"a CUDA graph is recorded by one process, not {processes}: use the engine eager")
-    if on_gpu and not torch.cuda.is_available():
-        raise UserError(f"device {device!r} is not there: PyTorch sees no GPU; use 'cpu'")
-    chosen: Engine = engine if engine != "auto" else "graph" if on_gpu and processes == 1 else "eager"
-    if chosen == "graph":
-        check_current(place)
-    return chosen
 
 
 def record(run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:

@@ -1,17 +1,24 @@
-"""Backbones: ordinary modules that know nothing of meta-learning."""
+"""Networks: ordinary modules without any code for meta-learning."""
 
 from __future__ import annotations
+
+from typing import TypeGuard
 
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from gradshare.errors import UserError, check_whole, shown
+from gradshare.errors import UserError, check_whole, short_repr
 
 
 class Conv4(nn.Module):
-    """The four-layer convolutional net of the paper, equal to the reference MAML++ code's.
+    """The paper's convolutional network with four blocks, the same as in the reference code of MAML++.
 
-    Four times [3x3 convolution with bias, batch norm, leaky ReLU 0.01, 2x2 max pool], then a linear head.
+    A block is a 3x3 convolution with bias, batch norm, leaky ReLU (0.01) and 2x2 max pooling. A linear head follows.
+
+    Args:
+        ways: the number of classes of a task.
+        filters: the number of filters in each convolution.
+        image: channels, height and width of the images.
 
     Example:
         >>> model = Conv4(ways=5, filters=48, image=(3, 84, 84))
@@ -19,12 +26,12 @@ class Conv4(nn.Module):
         69701
     """
 
-    SLOPE = 0.01  # of the leaky ReLU below zero
+    SLOPE = 0.01  # slope of the leaky ReLU below zero
 
     def __init__(self, ways: int = 5, filters: int = 48, image: tuple[int, int, int] = (3, 84, 84)) -> None:
         super().__init__()
         if not isinstance(image, tuple | list) or len(image) != 3:
-            raise UserError(f"image is {shown(image)}; it must be (channels, height, width)")
+            raise UserError(f"image is {short_repr(image)}; it must be (channels, height, width)")
         channels, height, width = image
         sizes = {"ways": ways, "filters": filters, "channels": channels, "height": height, "width": width}
         for name, value in sizes.items():
@@ -41,7 +48,7 @@ class Conv4(nn.Module):
         self.initialise()
 
     def initialise(self, generator: Generator | None = None) -> None:
-        """Xavier-uniform weights and zero biases, as the reference."""
+        """Draw Xavier-uniform weights and set biases to zero, as in the reference code."""
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
@@ -52,6 +59,29 @@ class Conv4(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # [n, C, H, W] -> [n, ways]
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            # The activation rises everywhere, so pooling first gives the same with a quarter of the work.
+            # The activation is increasing, so pooling first gives the same result with a quarter of the work.
             x = F.leaky_relu(F.max_pool2d(norm(conv(x)), 2), self.SLOPE)
         return self.head(x.flatten(1))
+
+
+def is_plain_conv4(module: nn.Module) -> TypeGuard[Conv4]:
+    """Whether the module is an unchanged Conv4, without hooks and replaced layers, so that faster code can run it."""
+    if type(module) is not Conv4 or module.SLOPE < 0 or any(_is_changed(layer) for layer in module.modules()):
+        return False
+    return all(_is_plain_block(*layers) for layers in zip(module.convs, module.norms, strict=True)) and (
+        type(module.head) is nn.Linear and module.head.bias is not None
+    )
+
+
+def _is_changed(layer: nn.Module) -> bool:
+    if nn.modules.module._has_any_global_hook():
+        return True
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return any(hooks) or "forward" in vars(layer)
+
+
+def _is_plain_block(conv: nn.Module, norm: nn.Module) -> bool:
+    if type(conv) is not nn.Conv2d or type(norm) is not nn.BatchNorm2d:
+        return False
+    options = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups, conv.padding_mode)
+    return options == ((3, 3), (1, 1), (1, 1), (1, 1), 1, "zeros") and norm.affine and conv.bias is not None

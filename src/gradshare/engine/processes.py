@@ -1,6 +1,6 @@
-"""Several processes that share the tasks of a batch: each adapts to its own, and they meet where the tasks meet.
+"""Several processes that share the tasks of a batch. Each adapts to its own tasks, and sums go over all processes.
 
-A `Group` is a value: the core gets it as an argument, and nothing here looks for a process group by itself.
+A `Group` is a value that is passed as an argument. Nothing here looks for a process group by itself.
 """
 
 from __future__ import annotations
@@ -22,26 +22,20 @@ from gradshare.errors import UserError
 T = TypeVar("T")
 
 
-class Lost(Exception):
-    """Another process ended, or gave no sign of life in time."""
-
-    happened = False  # in this process
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        Lost.happened = True
+class PeerLost(Exception):
+    """Another process ended, or did not answer in time."""
 
 
 class OutOfStep(Exception):
-    """The processes no longer hold the same weights."""
+    """The processes no longer have the same weights."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """The processes that work on one run, seen from one of them; by itself, `Group()`, a process is alone.
+    """The processes that work on one run, as one of them sees them. `Group()` is a single process.
 
-    Every process holds the whole state and is given the same batches of tasks. What a method here returns is the same
-    in all processes, to the last bit, and all of them have to call it.
+    Every process has the whole state and gets the same batches of tasks. A method that communicates must be called by
+    all processes, and returns the same value, to the last bit, in all of them.
 
     Example:
         >>> Group(rank=0, size=3).share(4), Group(rank=2, size=3).share(4)
@@ -52,31 +46,30 @@ class Group:
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0  # among the processes of this machine
+    local_rank: int = 0  # rank among the processes of this machine
     local_size: int = 1
-    store: Store | None = None  # what the processes leave word for each other in
+    store: Store | None = None  # where the processes leave short messages for each other
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes files and speaks for all."""
+        """Whether this is the process that writes files and prints for all."""
         return self.rank == 0
 
     def share(self, tasks: int) -> slice:
-        """Which tasks of a batch are this process's: equal shares, the first processes one more if need be."""
+        """Return this process's tasks of a batch: equal shares, where the first processes may have one task more."""
         if tasks < self.size:
             raise UserError(
                 f"{self.size} processes for {tasks} task{'s' * (tasks > 1)} a batch: each process needs a task;"
-                f" start {tasks} or fewer, or raise the tasks of a batch"
+                f" start at most {tasks}, or use more tasks a batch"
             )
         each, more = divmod(tasks, self.size)
         start = self.rank * each + min(self.rank, more)
         return slice(start, start + each + (self.rank < more))
 
     def sum(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Each of these tensors summed over the processes: one vector, one reduction; differentiable to any order.
+        """Sum each of these tensors over the processes, as one vector in one reduction. Differentiable to any order.
 
-        What follows from the sums is different in every process, and its derivative takes in all of them: where each
-        process has its own loss, the gradient is that of the sum of all losses.
+        Each process computes its own loss from the sums. The gradient is that of the sum of all these losses.
         """
         if self.size == 1:
             return list(parts)
@@ -85,36 +78,39 @@ class Group:
         return [piece.view(part.shape).to(part.dtype) for piece, part in zip(pieces, parts, strict=True)]
 
     def sum_tasks(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """`{name: [own tasks, *shape]}` summed over the tasks of all processes, `{name: [*shape]}`."""
+        """Sum `{name: [own tasks, *shape]}` over the tasks of all processes. Returns `{name: [*shape]}`."""
         totals = self.sum([gradient.sum(0) for gradient in gradients.values()])
         return dict(zip(gradients, totals, strict=True))
 
     def placed(self, own: Tensor, tasks: int) -> Tensor:  # [own tasks] -> [tasks]
-        """Values of the own tasks at their place in the batch, and zero elsewhere: summed, those of all tasks."""
+        """Return the values of this process's tasks at their places in the batch, and zero elsewhere.
+
+        The sum over processes then holds the values of all tasks.
+        """
         whole = own.new_zeros(tasks)
         whole[self.share(tasks)] = own
         return whole
 
     def any(self, flag: bool) -> bool:
-        """Whether it is true in any process. On the CPU, so that no GPU has to wait for it."""
+        """Whether the flag is true in any process. Computed on the CPU, so that no GPU waits for it."""
         if self.size == 1:
             return flag
         value = torch.tensor(int(flag))
-        with self._together():
+        with self._checked():
             dist.all_reduce(value, dist.ReduceOp.MAX)
         return bool(value)
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all processes, in their order."""
+        """Return the values of all processes, in the order of their ranks."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        with self._together():
+        with self._checked():
             dist.all_gather_object(values, value)
         return values
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What the first process makes, in all; an error that a user can mend is raised in all as well."""
+        """Call `make` in the first process and return its result in all. A UserError or OSError is raised in all."""
         if self.size == 1:
             return make()
         made: list[Any] = [None, None]
@@ -123,14 +119,14 @@ class Group:
                 made[0] = make()
             except (UserError, OSError) as error:
                 made[1] = error
-        with self._together():
+        with self._checked():
             dist.broadcast_object_list(made, src=0)
         if made[1] is not None:
             raise made[1]
         return made[0]
 
     def check_same(self, tensors: Mapping[str, Tensor], when: str) -> None:
-        """Raise `OutOfStep` unless the tensors are the same in all processes, to the last bit."""
+        """Raise `OutOfStep` unless all processes have the same tensors, to the last bit."""
         if self.size == 1:
             return
         digest = hashlib.sha256()
@@ -140,19 +136,19 @@ class Group:
         if len(set(digests)) > 1:
             other = next(rank for rank, one in enumerate(digests) if one != digests[0])
             raise OutOfStep(
-                f"{when} processes 0 and {other} do not hold the same weights any more: they must run the same versions"
-                " on machines of one kind"
+                f"{when} processes 0 and {other} no longer have the same weights: all processes must run the same"
+                " versions on the same kind of machine"
             )
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
-        """PyTorch's many errors of a failed reduction as the one thing that they mean."""
+    def _checked(self) -> Iterator[None]:
+        """Raise `PeerLost` for the many errors with which PyTorch reports a failed reduction."""
         try:
             yield
         except RuntimeError as error:
             reason = shorten(str(error).strip().splitlines()[0].rpartition("] ")[2], 200, placeholder=" …")
-            raise Lost(
-                f"process {self.rank} of {self.size} lost another one, which ended or gave no sign of life ({reason})"
+            raise PeerLost(
+                f"process {self.rank} of {self.size} lost another one, which ended or did not answer in time ({reason})"
             ) from error
 
 
@@ -160,12 +156,12 @@ ALONE = Group()
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over processes; `dist.all_reduce` in place would give wrong outer gradients without any error."""
+    """The sum over processes. `dist.all_reduce` in place would give wrong outer gradients without any error."""
 
     @staticmethod
     def forward(flat: Tensor, group: Group) -> Tensor:
         total = flat.detach().clone(memory_format=torch.contiguous_format)
-        with group._together():
+        with group._checked():
             dist.all_reduce(total)
         return total
 
@@ -175,5 +171,5 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        # Every process's result depends on this one's input in the same way: once.
+        # The result of every process contains this process's input once, so their gradients are summed.
         return _Sum.apply(gradients[0], ctx.group), None

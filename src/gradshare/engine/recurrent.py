@@ -1,6 +1,7 @@
-"""Recurrent layers and cells by their formulas: PyTorch's run for one task only, on a GPU without a second derivative.
+"""Recurrent layers and cells in plain operations.
 
-A state is a tuple of tensors: (hidden,), of an LSTM (hidden, cell).
+PyTorch's own cannot run under vmap, and on a GPU they have no second derivative. A state is a tuple of tensors:
+(hidden,), and for an LSTM (hidden, cell).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def _run(
     has_biases: bool,
     backwards: bool,
 ) -> tuple[Tensor, State]:
-    """One layer in one direction: its outputs [length, n, hidden], and the state after the last step."""
+    """Run one layer in one direction. Returns its outputs [length, n, hidden] and the state after the last step."""
     b_ih, b_hh = weights[2:4] if has_biases else (None, None)
     inputs, outputs = list(F.linear(x, weights[0], b_ih).unbind(0)), []
     for of_input in reversed(inputs) if backwards else inputs:
@@ -60,17 +61,17 @@ def _run(
 
 
 def _layers(name: str, step: Step) -> Callable[..., tuple[Tensor, ...]]:
-    """In place of torch.rnn_tanh, rnn_relu, gru and lstm: outputs and final states in their order."""
+    """Replace torch.rnn_tanh, rnn_relu, gru or lstm; the results are in the same order: outputs, then final states."""
 
     def layers(*args: Any) -> tuple[Tensor, ...]:
         if isinstance(args[3], Sequence):  # (data, batch_sizes, hx, params, ...)
-            refuse_packed()
+            raise_for_packed()
         x, hx, params, has_biases, num_layers, dropout, training, bidirectional, batch_first = args
         if training and dropout > 0 and num_layers > 1:
             raise UserError(dropout_message(f"torch.{name}", dropout))
         x, start = x.transpose(0, 1) if batch_first else x, (hx,) if isinstance(hx, Tensor) else tuple(hx)
         if len(x) == 0:
-            raise UserError(f"torch.{name} got sequences of no steps; it needs one at least")
+            raise UserError(f"torch.{name} got sequences of 0 steps; it needs at least 1")
         directions = 2 if bidirectional else 1
         size, ends = len(params) // (num_layers * directions), []
         for first in range(0, num_layers * directions, directions):
@@ -87,12 +88,12 @@ def _layers(name: str, step: Step) -> Callable[..., tuple[Tensor, ...]]:
     return layers
 
 
-def refuse_packed(*args: Any) -> None:
-    raise UserError("a PackedSequence cannot run for many tasks at once: give the recurrent layer padded sequences")
+def raise_for_packed(*args: Any) -> None:
+    raise UserError("a PackedSequence cannot run for many tasks at once: use padded sequences instead")
 
 
 def _cell(name: str, step: Step) -> Callable[..., Tensor | State]:
-    """In place of torch.rnn_tanh_cell, rnn_relu_cell, gru_cell and lstm_cell."""
+    """Replace torch.rnn_tanh_cell, rnn_relu_cell, gru_cell or lstm_cell."""
 
     def cell(
         input: Tensor,
@@ -106,7 +107,7 @@ def _cell(name: str, step: Step) -> Callable[..., Tensor | State]:
         expected = (len(input), w_hh.shape[1])
         for each in state:
             if each.shape != expected:
-                raise UserError(f"torch.{name} got a state of {list(each.shape)}; it must be {list(expected)}")
+                raise UserError(f"torch.{name} got a state of shape {list(each.shape)}; it must be {list(expected)}")
         state = step(F.linear(input, w_ih, b_ih), F.linear(state[0], w_hh, b_hh), state)
         return state[0] if isinstance(hx, Tensor) else state
 
@@ -116,12 +117,16 @@ def _cell(name: str, step: Step) -> Callable[..., Tensor | State]:
 STEPS = {"rnn_tanh": _tanh, "rnn_relu": _relu, "gru": _gru, "lstm": _lstm}
 RECURRENT: dict[Any, Callable[..., Any]] = {getattr(torch, name): _layers(name, step) for name, step in STEPS.items()}
 RECURRENT.update({getattr(torch, f"{name}_cell"): _cell(f"{name}_cell", step) for name, step in STEPS.items()})
-RECURRENT[torch._pack_padded_sequence] = refuse_packed
+RECURRENT[torch._pack_padded_sequence] = raise_for_packed
 
 
 @contextmanager
 def weights_kept(module: nn.Module) -> Iterator[None]:
-    """Recurrent layers hold on to the weights that they ran with last, and on a GPU move them in memory; not here."""
+    """Restore the weights of recurrent layers afterwards.
+
+    A recurrent layer keeps a list of the weights that it ran with last, and on a GPU moves them in memory. Here these
+    weights would be those of the tasks.
+    """
     layers = [layer for layer in module.modules() if isinstance(layer, nn.RNNBase)]
     held = [(layer, layer._flat_weights, layer._flat_weight_refs) for layer in layers]
     for layer in layers:

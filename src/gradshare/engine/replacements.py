@@ -1,7 +1,7 @@
-"""PyTorch functions that vmap makes wrong, slow or not twice differentiable, and what runs in their place.
+"""Replacements for PyTorch functions that are wrong, slow or not twice differentiable under vmap.
 
-A replacement takes the original's arguments by the same names. Those that convolve, normalise or pool leave vmap and
-run once for all tasks, with the tasks folded into channels: [tasks, n, C, ...] -> [n, tasks*C, ...].
+A replacement takes the same arguments, by the same names, as the original. Convolution, normalisation and pooling leave
+vmap and run once for all tasks, with the tasks folded into the channels: [tasks, n, C, ...] -> [n, tasks*C, ...].
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gradshare.engine import normalisation, pooling
-from gradshare.engine.convolution import Geometry, conv, plain_strides
+from gradshare.engine import operations
+from gradshare.engine.operations import Geometry, conv, plain_strides
 from gradshare.errors import UserError
 
-REPLACED: dict[Any, Callable[..., Tensor]] = {}
+REPLACED: dict[Any, Callable[..., Tensor]] = {}  # {original: replacement}, filled in below
 
 
 class _AllTasks(torch.autograd.Function):
-    """The way out of vmap: `apply(function, *args)` calls `function(tasks, dims, *args)` once for all tasks.
+    """Leaves vmap: `apply(function, *args)` calls `function(tasks, dims, *args)` once for all tasks.
 
-    `dims` says which dimension of each argument counts the tasks; None where all tasks share it.
+    `dims` holds the task dimension of each argument; it is None where all tasks share the argument.
     """
 
     @staticmethod
     def forward(function: Callable[..., Tensor], *args: Any) -> Tensor:
-        raise AssertionError("called outside vmap")
+        raise AssertionError("this function only runs under vmap")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        raise AssertionError("called outside vmap")
+        raise AssertionError("this function only runs under vmap")
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, function: Callable[..., Tensor], *args: Any) -> tuple[Tensor, int]:
@@ -54,7 +54,7 @@ def _fold(tasks: int, dim: int | None, x: Tensor) -> Tensor:
 
 
 def _unfold(tasks: int, x: Tensor) -> Tensor:
-    """The reverse: a view, so that folding again costs nothing."""
+    """The reverse of `_fold`. The result is a view, so the next `_fold` copies nothing."""
     return x.unflatten(1, (tasks, -1)).transpose(0, 1)
 
 
@@ -68,14 +68,14 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """F.batch_norm on the batch's own statistics, whatever `training` and the running statistics are.
+    """F.batch_norm with the statistics of the batch; `training` and the running statistics are ignored.
 
-    Under vmap the original's second derivative is silently wrong when gain and bias differ between tasks.
+    Under vmap the original has a wrong second derivative, without any error, when gain and bias differ between tasks.
     """
 
     def all_tasks(tasks: int, dims: Any, x: Tensor, *affine: Tensor) -> Tensor:
         gain, shift = (_tasks_first(tasks, dim, row).flatten() for dim, row in zip(dims[1:], affine, strict=True))
-        return _unfold(tasks, normalisation.batch_norm(_fold(tasks, dims[0], x), gain, shift, eps))
+        return _unfold(tasks, operations.batch_norm(_fold(tasks, dims[0], x), gain, shift, eps))
 
     if not _differs_between_tasks(input, weight, bias):
         return F.batch_norm(input, None, None, weight, bias, training=True, eps=eps)
@@ -94,9 +94,9 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """F.instance_norm: batch norm over one image, with every image's channels as channels.
+    """F.instance_norm, as batch norm over one image that has the channels of all images.
 
-    In eval mode a layer with running statistics normalises by those, which are constants, as PyTorch does.
+    As in PyTorch, a layer in eval mode that has running statistics normalises with those, which are constants.
     """
     if not use_input_stats and running_mean is not None and running_var is not None:
         of_channels = (1, -1, *(1 for _ in input.shape[2:]))
@@ -122,7 +122,7 @@ REPLACED[torch.instance_norm] = (
 
 
 def _conv_all_tasks(tasks: int, dims: Any, x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
-    if dims[1] is None and dims[2] is None:  # the same filters for all tasks: one large batch
+    if dims[1] is None and dims[2] is None:  # all tasks share the filters: one large batch
         return conv(x.movedim(dims[0], 0).flatten(0, 1), w, b, geometry).unflatten(0, (tasks, -1))
     filters = _tasks_first(tasks, dims[1], w).flatten(0, 1)
     bias = None if b is None else _tasks_first(tasks, dims[2], b).flatten()
@@ -132,14 +132,14 @@ def _conv_all_tasks(tasks: int, dims: Any, x: Tensor, w: Tensor, b: Tensor | Non
 
 
 def _convolution(original: Callable[..., Tensor], dims: int) -> Callable[..., Tensor]:
-    """A convolution whose derivatives of all orders are fast, each task with its own filters."""
+    """Replace a convolution by one with fast derivatives of every order, where each task has its own filters."""
 
     def convolution(  # type: ignore[no-untyped-def]
         input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1
     ):
         if isinstance(padding, str) or input.dim() != dims + 2 or not _differs_between_tasks(input, weight, bias):
             return original(input, weight, bias, stride, padding, dilation, groups)
-        strides, pads, dilations = (_spread(value, dims) for value in (stride, padding, dilation))
+        strides, pads, dilations = (_per_dimension(value, dims) for value in (stride, padding, dilation))
         return _AllTasks.apply(
             _conv_all_tasks, input, weight, bias, Geometry(strides, pads, dilations, False, [0] * dims, groups)
         )
@@ -148,19 +148,22 @@ def _convolution(original: Callable[..., Tensor], dims: int) -> Callable[..., Te
 
 
 def _transposed_convolution(original: Callable[..., Tensor], dims: int) -> Callable[..., Tensor]:
+    """The same for a transposed convolution, which takes its options in another order."""
+
     def convolution(  # type: ignore[no-untyped-def]
         input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1
     ):
         if input.dim() != dims + 2 or not _differs_between_tasks(input, weight, bias):
             return original(input, weight, bias, stride, padding, output_padding, groups, dilation)
-        strides, pads, dilations = (_spread(value, dims) for value in (stride, padding, dilation))
-        geometry = Geometry(strides, pads, dilations, True, _spread(output_padding, dims), groups)
+        strides, pads, dilations = (_per_dimension(value, dims) for value in (stride, padding, dilation))
+        geometry = Geometry(strides, pads, dilations, True, _per_dimension(output_padding, dims), groups)
         return _AllTasks.apply(_conv_all_tasks, input, weight, bias, geometry)
 
     return convolution
 
 
-def _spread(value: int | list[int], dims: int) -> list[int]:
+def _per_dimension(value: int | list[int], dims: int) -> list[int]:
+    """Repeat an option that is given once for all dimensions."""
     values = [value] if isinstance(value, int) else list(value)
     return values * dims if len(values) == 1 else values
 
@@ -174,14 +177,14 @@ REPLACED.update(
 
 
 def _group_norm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Group norm of images in the usual layout: the original refuses any other under vmap."""
+    """Convert the images to the standard layout first: under vmap the original raises an error for other layouts."""
 
     def norm(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         def all_tasks(tasks: int, dims: Any, x: Tensor) -> Tensor:
             return plain_strides(_tasks_first(tasks, dims[0], x).contiguous())
 
-        usual = _AllTasks.apply(all_tasks, input) if _differs_between_tasks(input) else input
-        return original(usual, *args, **kwargs)
+        standard = _AllTasks.apply(all_tasks, input) if _differs_between_tasks(input) else input
+        return original(standard, *args, **kwargs)
 
     return norm
 
@@ -191,13 +194,18 @@ REPLACED[torch.group_norm] = _group_norm(torch.group_norm)
 
 
 def _max_pool(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Max pooling in the layout of the convolutions: vmap's own rule is right, but copies the images to another one."""
+    """Pool in the layout of the convolutions: vmap's own rule is right, but copies the images to another layout."""
 
     def pool(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         def all_tasks(tasks: int, dims: Any, x: Tensor) -> Tensor:
             images = _fold(tasks, dims[0], x)
-            if images.is_cpu and images.is_floating_point() and min(images.shape[2:]) >= 2 and _halves(*args, **kwargs):
-                return _unfold(tasks, pooling.max_pool(images))
+            if (
+                images.is_cpu
+                and images.is_floating_point()
+                and min(images.shape[2:]) >= 2
+                and _is_two_by_two(*args, **kwargs)
+            ):
+                return _unfold(tasks, operations.max_pool(images))
             return _unfold(tasks, original(images, *args, **kwargs))
 
         if input.dim() != 4 or kwargs.get("return_indices") or not _differs_between_tasks(input):
@@ -207,12 +215,12 @@ def _max_pool(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return pool
 
 
-def _halves(
+def _is_two_by_two(
     kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False, **_: Any
 ) -> bool:
-    """Whether the windows are 2x2, side by side."""
+    """Whether the windows are 2x2 and do not overlap."""
     sizes = (kernel_size, stride or kernel_size, padding, dilation)
-    return [_spread(size, 2) for size in sizes] == [[2, 2], [2, 2], [0, 0], [1, 1]] and not ceil_mode
+    return [_per_dimension(size, 2) for size in sizes] == [[2, 2], [2, 2], [0, 0], [1, 1]] and not ceil_mode
 
 
 REPLACED[F.max_pool2d] = _max_pool(F.max_pool2d)
@@ -228,7 +236,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """F.embedding; under vmap the original forgets that the padding row has no gradient."""
+    """F.embedding, where the padding row has no gradient: under vmap the original gives it one."""
     if max_norm is not None or scale_grad_by_freq or sparse:
         raise UserError("an embedding with max_norm, scale_grad_by_freq or sparse cannot be differentiated twice")
     rows = F.embedding(input, weight)
@@ -238,7 +246,7 @@ def embedding(
 
 
 def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """torch._weight_norm in plain operations: the original's second derivative is wrong, with or without vmap."""
+    """torch._weight_norm in plain operations: the original has a wrong second derivative, also without vmap."""
     others = [d for d in range(v.dim()) if d != dim % v.dim()] if dim != -1 else list(range(v.dim()))
     return v * (g / v.square().sum(others, keepdim=True).sqrt())
 
@@ -247,22 +255,23 @@ REPLACED[F.embedding] = embedding
 REPLACED[torch._weight_norm] = weight_norm
 
 
-def dropout_message(who: str, p: float) -> str:
+def dropout_message(what: str, p: float) -> str:
     return (
-        f"{who} drops activations at random with p={p}; an inner loop needs a deterministic model:"
-        " set p to 0, remove it, or call model.eval() before handing the model over"
+        f"{what} drops activations at random with p={p}, but the inner loop needs a deterministic model:"
+        " set p to 0, remove it, or call model.eval() before you create the learner"
     )
 
 
 def _dropout(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Raise an error where dropout would drop something; else do nothing."""
     by_default: bool = inspect.signature(original).parameters["training"].default
 
-    def refused(input: Tensor, p: float = 0.5, training: bool = by_default, inplace: bool = False) -> Tensor:
+    def dropout(input: Tensor, p: float = 0.5, training: bool = by_default, inplace: bool = False) -> Tensor:
         if training and p > 0:
             raise UserError(dropout_message(f"F.{original.__name__}", p))
         return input
 
-    return refused
+    return dropout
 
 
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)

@@ -10,20 +10,17 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from gradshare.engine.conv4 import folded
-from gradshare.engine.conv4.stem import Images
-from gradshare.engine.networks import Conv4
 from gradshare.engine.recurrent import RECURRENT, weights_kept
 from gradshare.engine.replacements import REPLACED, dropout_message
 from gradshare.errors import UserError
-from gradshare.method.rules import InnerRule, Tree, Update, Weights
+from gradshare.method.rules import Rule, Tree, Weights
 
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 DROPOUTS = nn.modules.dropout._DropoutNd
@@ -31,7 +28,7 @@ FUNCTIONS = {**REPLACED, **RECURRENT}
 
 
 def prepare(model: nn.Module) -> nn.Module:
-    """Copy a module for use with many tasks; refuse what could not be right.
+    """Copy a module for use with many tasks; raise an error for layers whose results would be wrong.
 
     Batch norm in the copy always normalises with the statistics of the batch at hand (transductive).
     """
@@ -91,71 +88,34 @@ def forward(
     return outputs
 
 
-class Network(Protocol):
-    """How a learner runs its module on many tasks. Weights are `Named` by their names, or all in one vector."""
-
-    def start(self, params: Mapping[str, Tensor]) -> Weights:
-        """The adapted weights, in this network's form, without the task axis."""
-
-    def names(self, fast: Weights) -> Weights:
-        """Weights in this network's form by their names, `{name: [tasks, *shape]}`."""
-
-    def tree(self, tree: Tree) -> Tree:
-        """A rule's learned values or memory in this network's form."""
-
-    def tree_by_name(self, tree: Tree) -> Tree:
-        """The reverse."""
-
-    def update(self, rule: InnerRule, training: bool) -> Update:
-        """A rule's update for weights in this network's form: all tasks together in training, else each alone."""
-
-    def inputs(self, x: Tensor) -> Any:
-        """Inputs as `forward` takes them; made once for all inner steps."""
-
-    def shared(self, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Weights that are not adapted, `{name: [*shape]}`, in this network's form."""
-
-    def forward(self, fast: Weights, shared: Mapping[str, Tensor], x: Any, inner: bool) -> Tensor:
-        """`inputs` -> [tasks, n, ...]; `inner`: the inner loop differentiates it, the outer one once more."""
-
-
-class Named:
-    """The general form: weights by their names, any module, PyTorch's operations."""
+class VmapBackend:
+    """Any module, by PyTorch's operations; weights by their names."""
 
     def __init__(self, module: nn.Module, adapted: tuple[str, ...]) -> None:
         self.module, self.adapted = module, adapted
 
     def start(self, params: Mapping[str, Tensor]) -> Weights:
-        if type(self.module) is not Conv4:
-            return {name: params[name] for name in self.adapted}
-        return {name: folded.in_memory_order(params[name]) for name in self.adapted}
+        return {name: params[name] for name in self.adapted}
 
-    def names(self, fast: Weights) -> Weights:
+    def by_name(self, fast: Weights) -> Weights:
         return fast
 
-    def tree(self, tree: Tree) -> Tree:
+    def pack(self, tree: Tree) -> Tree:
         return tree
 
-    tree_by_name = tree
+    unpack = pack
 
-    def update(self, rule: InnerRule, training: bool) -> Update:
-        return rule.together if training else rule.alone
+    def rule(self, rule: Rule, one_process: bool) -> Rule:
+        return rule
 
-    def inputs(self, x: Tensor) -> Tensor | Images:
-        return Images(x) if folded.fits(self.module, x) else x
+    def inputs(self, x: Tensor) -> Any:
+        return x
 
     def shared(self, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return shared
 
-    def forward(self, fast: Weights, shared: Mapping[str, Tensor], x: Tensor | Images, inner: bool) -> Tensor:
-        if isinstance(x, Tensor):
-            return forward(self.module, fast, shared, x)
-        assert isinstance(self.module, Conv4)
-        same = {**dict(self.module.named_parameters()), **shared}  # a weight that is not trained is in neither
-        weights = {name: weight.expand(len(x.x), *weight.shape) for name, weight in same.items() if name not in fast}
-        if folded.has_zero_gain({**same, **fast}):
-            return forward(self.module, fast, shared, x.x)
-        return folded.forward(self.module, {**weights, **fast}, x)
+    def forward(self, fast: Weights, shared: Mapping[str, Tensor], x: Any, inner: bool) -> Tensor:
+        return forward(self.module, fast, shared, x)
 
 
 class _Replacing(TorchFunctionMode):
@@ -172,7 +132,7 @@ def _of_other_types(error: Exception, x: Tensor, fast: Mapping[str, Tensor]) -> 
 
 
 def explained(error: Exception, who: str) -> Exception:
-    """vmap's refusals of what the model or the loss does, as what the user can do; other errors as they are."""
+    """vmap's errors as advice for the user; any other error unchanged."""
     text = " ".join(str(error).split())
     if "randomness" in text:
         return UserError(

@@ -23,9 +23,9 @@ import torch
 from gradshare.data.dataset import Dataset
 from gradshare.data.store import ClassEntry, Index
 from gradshare.learners.algorithms import RECIPES
-from gradshare.runs.build import run, settle
+from gradshare.runs.build import choice_for, run
 from gradshare.runs.config import RunConfig
-from gradshare.runs.interruption import AtOnce, Interrupted
+from gradshare.runs.workers import HardStop, Interrupted
 
 BUDGET = 10.0  # seconds
 Image = tuple[int, int, int]  # channels, height, width
@@ -54,7 +54,7 @@ class Stopwatch:
             torch.cuda.synchronize()  # asked for is not done
         self.evaluated.append((done, time.monotonic()))
 
-    def epoch(self, metrics: dict[str, Any], seconds: float) -> None: ...
+    def epoch(self, *_: Any) -> None: ...
 
     def timing(self) -> Timing:
         return Timing(_each(self.iterations), _each(self.evaluated))
@@ -136,14 +136,14 @@ def _shape(config: RunConfig) -> RunConfig:
 
 
 def _time(shape: RunConfig, image: Image) -> Timing:
-    if settle(shape).device == "cuda":  # quick, and asked for its values every 20 iterations
+    if choice_for(shape).on_gpu:  # quick, and asked for its values every 20 iterations
         shape = replace(shape, iterations=21, val_tasks=50, eval_batch=25)
     stopwatch = Stopwatch()
     with tempfile.TemporaryDirectory() as folder:
         try:
             run(shape, Path(folder) / "run", False, stopwatch, _random(shape, image))
         except Interrupted:  # there is nothing to go on with
-            raise AtOnce from None
+            raise HardStop from None
     return stopwatch.timing()
 
 

@@ -1,47 +1,47 @@
-"""The paper's 96 experiments by name: what each option is, and where that comes from, in one table.
+"""The paper's 96 experiments by name: the value of every option, and its source, in one table.
 
 A name is `DATA-SHOTSshot-TASKStask-METHOD`, with `+gs` for gradient sharing and `-10x` for ten times the inner rate:
-`cub-5shot-5task-maml+gs`. Any other arm of an experiment, a control or conditioned sharing, has the original's name and
-its own: `cub-5shot-5task-maml~half-rate`. Imports nothing heavy.
+`cub-5shot-5task-maml+gs`. Every other arm adds its name to the original's: `cub-5shot-5task-maml~half-rate`, or
+`cub-5shot-5task-maml~my_rules:Additive` for a rule of your own. Imports nothing heavy.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from itertools import product
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from gradshare.errors import UserError
-from gradshare.runs.config import Arm, Method, RunConfig
+from gradshare.method.variants import OWN, VARIANTS, variant
+from gradshare.runs.config import Method, RunConfig, with_arm
 
-CONTROLS: tuple[Arm, ...] = ("half-rate", "gate-only", "batch-only", "memory-only")
 IMAGE = (3, 84, 84)  # channels, height, width of every experiment: "every image is resized to 84 by 84" (paper, A.1)
 
 
 class Experiment(NamedTuple):
-    """What tells an experiment from the others."""
+    """One experiment of the paper, or another arm of it."""
 
     data: str
     shots: int
     tasks: int
     method: Method
-    arm: Arm
+    arm: str
     tenfold: bool
 
     @property
     def name(self) -> str:
+        """The preset's name, which is also the name of its folder in a grid."""
         sharing = "+gs" if self.arm == "shared" else ""
-        other = f"~{self.arm}" if self.arm not in ("original", "shared") else ""
+        other = f"~{variant(self.arm).label}" if self.arm not in ("original", "shared") else ""
         tenfold = "-10x" if self.tenfold else ""
         return f"{self.data}-{self.shots}shot-{self.tasks}task-{self.method}{sharing}{tenfold}{other}"
 
 
 class Row(NamedTuple):
-    """Options of the experiments whose names match, and who says so; later rows of the table win."""
+    """Options of the experiments whose names match, and their source; a later row of the table wins."""
 
     names: str
     options: dict[str, Any]
@@ -79,7 +79,7 @@ TABLE = (  # all options but the machine's (device, engine, threads, eval_batch)
 )
 
 
-def _experiments(arms: Sequence[Arm]) -> Iterable[Experiment]:
+def _experiments(arms: Iterable[str]) -> Iterable[Experiment]:
     methods: tuple[Method, ...] = ("maml", "metasgd", "mamlpp")
     for data, shots, tasks, method, tenfold in product(("cub", "mini"), (1, 5), (1, 5), methods, (False, True)):
         for arm in arms:
@@ -87,11 +87,19 @@ def _experiments(arms: Sequence[Arm]) -> Iterable[Experiment]:
 
 
 PRESETS = {one.name: one for one in _experiments(("original", "shared"))}
-EVERY_ARM = {one.name: one for one in _experiments(get_args(Arm))}
+EVERY_ARM = {one.name: one for one in _experiments(VARIANTS)}
 
 
 def experiment(name: str) -> Experiment:
-    """What a name stands for."""
+    """The experiment of a name.
+
+    Example:
+        >>> experiment("cub-5shot-5task-maml~half-rate").arm, experiment("cub-5shot-5task-maml~my_rules:Additive").arm
+        ('half-rate', 'my_rules:Additive')
+    """
+    original, _, arm = name.partition("~")
+    if original in EVERY_ARM and EVERY_ARM[original].arm == "original" and OWN.fullmatch(arm):
+        return EVERY_ARM[original]._replace(arm=arm)
     if name not in EVERY_ARM:
         near = get_close_matches(name, EVERY_ARM, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -99,20 +107,20 @@ def experiment(name: str) -> Experiment:
     return EVERY_ARM[name]
 
 
-def described(name: str) -> dict[str, tuple[Any, str]]:
+def described(preset: str | Experiment) -> dict[str, tuple[Any, str]]:
     """Every option that a preset sets: its value and its source."""
-    one = experiment(name)
+    one = experiment(preset) if isinstance(preset, str) else preset
     options: dict[str, tuple[Any, str]] = {
         option: (getattr(one, option), "the name") for option in ("shots", "tasks", "method", "arm")
     }
     for row in TABLE:
-        if fnmatchcase(name, row.names):
+        if fnmatchcase(one.name, row.names):
             options.update((option, (value, row.source)) for option, value in row.options.items())
     return options
 
 
-def preset(name: str, **given: Any) -> RunConfig:
-    """The configuration of an experiment; options given beside the name win.
+def preset(name: str | Experiment, **given: Any) -> RunConfig:
+    """The configuration of an experiment; options given here win over the preset's.
 
     Example:
         >>> config = preset("cub-5shot-5task-maml+gs", epochs=3)
@@ -120,30 +128,36 @@ def preset(name: str, **given: Any) -> RunConfig:
         ('cub', 5, 'shared', 0.1, 3)
     """
     options = {option: value for option, (value, _) in described(name).items()}
-    config = RunConfig(**{**options, **given})
-    return config if "arm" in given else replace(config, **arm_options(config, config.arm))
+    arm = options.pop("arm")
+    return RunConfig(**{**options, **given}) if "arm" in given else with_arm(RunConfig(**{**options, **given}), arm)
 
 
-def arm_options(config: RunConfig, arm: Arm) -> dict[str, Any]:
-    """What sets an arm apart: its first link, or for the half-rate control the original's inner rate."""
-    return {"arm": arm, "inner_lr": config.inner_lr / 2 if arm == "half-rate" else config.inner_lr}
-
-
-def select(patterns: Iterable[str], arms: Sequence[Arm] = ()) -> list[str]:
-    """The names that match a pattern such as `cub-*-5task-*`, in the order of the list, each once.
+def select(patterns: Iterable[str], arms: Sequence[str] = ()) -> list[Experiment]:
+    """The experiments whose names match a pattern such as `cub-*-5task-*`, each once, in the order of the list.
 
     Args:
-        patterns: names with `*`, `?` and `[...]`; with a `~` among the other arms, without among the 96 presets.
-        arms: these arms of every experiment that matches, in place of the ones that the patterns say.
+        patterns: names with `*`, `?` and `[...]`; one without `~` matches only the 96 presets.
+        arms: take these arms of every experiment that matches, instead of the arms that the patterns name.
     """
-    chosen = set()
-    for pattern in patterns:
-        found = [name for name in EVERY_ARM if ("~" in name) == ("~" in pattern) and fnmatchcase(name, pattern)]
-        if not found:
-            if not re.search(r"[*?\[]", pattern):
-                experiment(pattern)
-            raise UserError(f"no preset matches '{pattern}' (gradshare grid list shows them all)")
-        chosen.update(found)
+    found = dict.fromkeys(one for pattern in patterns for one in _matching(pattern))
     if arms:
-        chosen = {EVERY_ARM[name]._replace(arm=arm).name for name in chosen for arm in arms}
-    return [name for name in EVERY_ARM if name in chosen]
+        found = dict.fromkeys(one._replace(arm=arm) for one in found for arm in arms)
+    order = {one: number for number, one in enumerate(EVERY_ARM.values())}
+    return sorted(found, key=lambda one: order.get(one, len(order)))
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a preset's name matches a pattern; one without `~` matches only names without it."""
+    return ("~" in name) == ("~" in pattern) and fnmatchcase(name, pattern)
+
+
+def _matching(pattern: str) -> list[Experiment]:
+    original, _, arm = pattern.partition("~")
+    if OWN.fullmatch(arm):
+        return [one._replace(arm=arm) for one in _matching(original)]
+    found = [one for name, one in EVERY_ARM.items() if matches(name, pattern)]
+    if not found:
+        if not re.search(r"[*?\[]", pattern):
+            experiment(pattern)  # its error names the nearest preset
+        raise UserError(f"no preset matches '{pattern}' (gradshare grid list shows them all)")
+    return found

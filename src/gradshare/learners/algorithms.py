@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast
 
 from torch import nn
 
-from gradshare.engine import vmapped as tasked
-from gradshare.errors import UserError, check_range, shown
-from gradshare.learners.learner import LOSSES, Learner, Loss
-from gradshare.method.rules import InnerRule, chain, rate_per_element, rate_per_tensor_and_step, scale, stop_gradient
+from gradshare.engine import vmapped
+from gradshare.errors import UserError, check_range, short_repr
+from gradshare.learners.learner import Learner
+from gradshare.method.losses import LOSSES, Loss
+from gradshare.method.rules import Rule, chain, rate_per_element, rate_per_tensor_and_step, scale, stop_gradient
+from gradshare.method.variants import first_link, variant
 
 
 class Recipe(NamedTuple):
@@ -31,16 +34,19 @@ RECIPES = {
 
 
 class FirstLink(Protocol):
-    """What `sharing=` takes: `GradientSharing`, a control, or a rule of your own."""
+    """What `sharing=` takes beside a name: `GradientSharing`, a control, or a rule of your own."""
 
-    def rule(self) -> InnerRule: ...
+    def rule(self) -> Rule: ...
+
+
+Sharing = FirstLink | Rule | str | None
 
 
 def maml(
     model: nn.Module,
     inner_lr: float = 0.1,
     steps: int = 5,
-    sharing: FirstLink | None = None,
+    sharing: Sharing = None,
     loss: Loss = "cross_entropy",
     adapt_norm: bool = False,
 ) -> Learner:
@@ -50,7 +56,8 @@ def maml(
         model: any module; it is copied and never changed.
         inner_lr: the inner learning rate.
         steps: inner steps.
-        sharing: `gs.GradientSharing()`; None is the original algorithm.
+        sharing: `gs.GradientSharing()`, a control such as `gs.GateOnly()`, its name (`"gate-only"`), or a rule of your
+            own; None is the original algorithm.
         loss: `"cross_entropy"`, `"mse"`, or a function of one task's (outputs, targets) that returns a scalar.
         adapt_norm: whether the inner loop also moves the gain and bias of batch norm; they are meta-learned either way.
 
@@ -66,7 +73,7 @@ def first_order_maml(
     model: nn.Module,
     inner_lr: float = 0.1,
     steps: int = 5,
-    sharing: FirstLink | None = None,
+    sharing: Sharing = None,
     loss: Loss = "cross_entropy",
     adapt_norm: bool = False,
 ) -> Learner:
@@ -79,7 +86,7 @@ def meta_sgd(
     model: nn.Module,
     inner_lr: float = 0.1,
     steps: int = 5,
-    sharing: FirstLink | None = None,
+    sharing: Sharing = None,
     loss: Loss = "cross_entropy",
     adapt_norm: bool = False,
 ) -> Learner:
@@ -91,7 +98,7 @@ def anil(
     model: nn.Module,
     inner_lr: float = 0.1,
     steps: int = 5,
-    sharing: FirstLink | None = None,
+    sharing: Sharing = None,
     loss: Loss = "cross_entropy",
     head: str | None = None,
 ) -> Learner:
@@ -107,7 +114,7 @@ def maml_plus_plus(
     model: nn.Module,
     inner_lr: float = 0.1,
     steps: int = 5,
-    sharing: FirstLink | None = None,
+    sharing: Sharing = None,
     loss: Loss = "cross_entropy",
     adapt_norm: bool = False,
     recipe: Literal["reference", "paper"] = "reference",
@@ -143,19 +150,28 @@ def maml_plus_plus(
         raise UserError("batch norm is either adapted (adapt_norm) or has a value per step (per_step_norm), not both")
     names = _norm_names(model) if per_step_norm or (per_step_norm is None and not adapt_norm) else ()
     links = _links(sharing, rate_per_tensor_and_step, inner_lr)
-    first_order, second_order = chain(stop_gradient(), *links), chain(*links)
-
-    def schedule(epoch: int) -> dict[str, object]:
-        return {
-            "rule": first_order if epoch < plan.first_order_epochs else second_order,
-            "step_weights": multi_step_weights(epoch, steps, plan.multi_step_epochs),
-        }
-
+    schedule = Schedule(plan, steps, chain(stop_gradient(), *links), chain(*links))
     learner = _learner(
         model, links, steps, loss, _body_and_head(model, adapt_norm), per_step=names, schedule=schedule,
         final_outer_rate=plan.final_outer_rate,
     )  # fmt: skip
     return learner.at(0)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What changes from epoch to epoch in MAML++: the rule, and the weights of the query losses."""
+
+    plan: Recipe
+    steps: int
+    first_order: Rule
+    second_order: Rule
+
+    def __call__(self, epoch: int) -> dict[str, object]:
+        return {
+            "rule": self.first_order if epoch < self.plan.first_order_epochs else self.second_order,
+            "step_weights": multi_step_weights(epoch, self.steps, self.plan.multi_step_epochs),
+        }
 
 
 def multi_step_weights(epoch: int, steps: int, epochs: int) -> tuple[float, ...]:
@@ -174,32 +190,46 @@ def multi_step_weights(epoch: int, steps: int, epochs: int) -> tuple[float, ...]
     return (early,) * (steps - 1) + (1 - early * (steps - 1),)
 
 
-def _links(sharing: FirstLink | None, rate: Callable[[float], InnerRule], inner_lr: float) -> list[InnerRule]:
+def _links(sharing: Sharing, rate: Callable[[float], Rule], inner_lr: float) -> list[Rule]:
     try:
         start = math.nan if isinstance(inner_lr, str) else float(inner_lr)
     except (TypeError, ValueError, RuntimeError):  # the last: a tensor of several numbers
         start = math.nan
     if not 0 <= start < math.inf:
-        raise UserError(f"inner_lr is {shown(inner_lr)}; it must be a finite number, and not below 0")
-    if isinstance(sharing, type) or (not hasattr(sharing, "rule") and sharing is not None):
+        raise UserError(f"inner_lr is {short_repr(inner_lr)}; it must be a finite number, and not below 0")
+    first = _first_link(sharing)
+    return [rate(start)] if first is None else [first, rate(start)]
+
+
+def _first_link(sharing: Sharing) -> Rule | None:
+    if isinstance(sharing, str):
+        row = variant(sharing)
+        if row.rate != 1:
+            raise UserError(f"{sharing} is the original at {row.rate} times the inner rate: give that inner_lr instead")
+        sharing = first_link(sharing, allowed=(sharing,))
+    if sharing is None:
+        return None
+    rule = sharing.rule() if not isinstance(sharing, type) and hasattr(sharing, "rule") else sharing
+    if isinstance(rule, type) or not all(hasattr(rule, part) for part in ("name", "init", "update")):
         raise UserError(
-            f"sharing is gs.GradientSharing(), a control such as gs.GateOnly(), or None, not {shown(sharing)}"
+            "sharing is gs.GradientSharing(), a control such as gs.GateOnly(), its name, a rule of your own, or None,"
+            f" not {short_repr(sharing)}"
         )
-    return [rate(start)] if sharing is None else [sharing.rule(), rate(start)]
+    return cast(Rule, rule)
 
 
 def _learner(
-    model: nn.Module, links: list[InnerRule], steps: int, loss: Loss, adapted: tuple[str, ...], **more: Any
+    model: nn.Module, links: list[Rule], steps: int, loss: Loss, adapted: tuple[str, ...], **more: Any
 ) -> Learner:
     if not isinstance(steps, numbers.Integral):
-        raise UserError(f"steps is a whole number, not {shown(steps)}")
+        raise UserError(f"steps is a whole number, not {short_repr(steps)}")
     if steps < 1:
         raise UserError(f"an inner loop has at least one step, not {steps}")
     if not callable(loss) and loss not in LOSSES:
         _unknown("loss", loss, LOSSES)
     if not adapted:
         raise UserError("the model has no weight to adapt: none requires a gradient")
-    return Learner(tasked.prepare(model), chain(*links), int(steps), loss, adapted, **more)
+    return Learner(vmapped.prepare(model), chain(*links), int(steps), loss, adapted, **more)
 
 
 def _unknown(what: str, value: str, known: Any) -> NoReturn:
@@ -208,13 +238,13 @@ def _unknown(what: str, value: str, known: Any) -> NoReturn:
 
 def _trainable(model: nn.Module, keep: Callable[[str], bool]) -> tuple[str, ...]:
     if not isinstance(model, nn.Module):
-        raise UserError(f"the model is a torch.nn.Module, not {shown(model)}")
+        raise UserError(f"the model is a torch.nn.Module, not {short_repr(model)}")
     return tuple(name for name, p in model.named_parameters() if p.requires_grad and keep(name))
 
 
 def _norm_names(model: nn.Module) -> tuple[str, ...]:
     names = _trainable(model, lambda name: True)
-    norms = [name for name, layer in model.named_modules() if isinstance(layer, tasked.BATCH_NORMS)]
+    norms = [name for name, layer in model.named_modules() if isinstance(layer, vmapped.BATCH_NORMS)]
     return tuple(name for name in names if name.rpartition(".")[0] in norms)
 
 

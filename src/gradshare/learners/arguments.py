@@ -1,11 +1,11 @@
-"""What users hand to training and evaluation: each of the right kind, or refused in a sentence."""
+"""Checks of what users pass to training and evaluation: a learner, states, a task source, a shape."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from gradshare.errors import UserError, check_whole, shown
+from gradshare.errors import UserError, check_whole, short_repr
 from gradshare.learners.learner import Learner
 from gradshare.method.episodes import Episodes, Shape, TaskSource
 from gradshare.method.state import MetaState
@@ -34,7 +34,7 @@ def all_states(states: MetaState | Iterable[MetaState]) -> list[MetaState]:
     if isinstance(states, Iterable):
         ensemble = list(states)
         if not ensemble:
-            raise UserError("there is no state to judge")
+            raise UserError("there is no state to evaluate: the list is empty")
     else:
         ensemble = [states]
     for state in ensemble:
@@ -45,14 +45,14 @@ def all_states(states: MetaState | Iterable[MetaState]) -> list[MetaState]:
 def whole_shape(shape: Any) -> Shape:
     """Ways, shots and queries, as a `Shape` or a plain tuple has them."""
     if not isinstance(shape, tuple | list) or len(shape) != len(Shape._fields):
-        raise UserError(f"a shape is (ways, shots, queries), such as gs.Shape(5, 1, 15), not {shown(shape)}")
+        raise UserError(f"a shape is (ways, shots, queries), such as gs.Shape(5, 1, 15), not {short_repr(shape)}")
     for name, value in zip(Shape._fields, shape, strict=True):
         check_whole(name, value, 1)
     return Shape(*shape)
 
 
 def draw(dataset: TaskSource, split: str, shape: Shape, tasks: int, key: tuple[int, ...]) -> Episodes:
-    """Tasks of a source, as many as asked for."""
+    """Draw tasks from a source, and check what it returns."""
     episodes = dataset.sample(split, shape, tasks, key)
     if not isinstance(episodes, Episodes):
         raise UserError(f"the data set's sample returns gs.Episodes, not {_named(episodes)}")
@@ -63,9 +63,9 @@ def draw(dataset: TaskSource, split: str, shape: Shape, tasks: int, key: tuple[i
 
 
 def _named(value: Any) -> str:
-    """A value of the wrong kind: itself where that is short, else its kind."""
+    """A value of the wrong type for a message: itself where that is short, else its type."""
     return (
-        shown(value)
+        short_repr(value)
         if value is None or isinstance(value, str | int | float)
         else f"an instance of {type(value).__name__}"
     )

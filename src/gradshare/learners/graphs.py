@@ -52,7 +52,7 @@ class GraphedStep:
         if new:
             torch._foreach_copy_([memory[name] for name in new], list(new.values()))
         self._state.memory = kept  # the same tensors as before, with the new values
-        return outcome._replace(loss=outcome.loss.detach())
+        return outcome
 
     def _snapshot(self) -> dict[str, Tensor]:
         return {name: tensor.detach().clone() for name, tensor in self._state.tensors().items()} | {

@@ -3,41 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
+from weakref import ref
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import vmap
 
-from gradshare.engine import vmapped as tasked
-from gradshare.engine.conv4 import triton as kernels
+from gradshare.engine import backends, vmapped
+from gradshare.engine.backends import Precision
 from gradshare.engine.processes import ALONE, Group
 from gradshare.errors import MOST_SEED, UserError, check_whole
 from gradshare.method.adapt import adapt
 from gradshare.method.episodes import Episodes, check_examples
-from gradshare.method.rules import InnerRule, Tree, Weights, spread_over
+from gradshare.method.losses import Loss, accuracy, task_losses
+from gradshare.method.network import Network
+from gradshare.method.rules import Rule, Tree, Weights, sum_of_tasks
 from gradshare.method.state import MetaState, check_fit
-
-Precision = Literal["float32", "tf32", "bf16"]
-Loss = Literal["cross_entropy", "mse"] | Callable[[Tensor, Tensor], Tensor]
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cross_entropy": F.cross_entropy, "mse": F.mse_loss}
 
 
 class Outcome(NamedTuple):
-    """What one batch of tasks gives."""
+    """The result of one batch of tasks."""
 
-    loss: Tensor  # []: the outer loss, differentiable
+    loss: Tensor  # []: the outer loss; differentiable from `outer_loss`, detached from `meta_step`
     losses: Tensor  # [tasks]: query loss after the last step, detached
-    accuracy: Tensor | None  # [tasks]: share of query examples classified right; None where targets are not classes
+    accuracy: Tensor | None  # [tasks]: share of query examples classified correctly; None where targets are not classes
     memory: Tree  # the memory for the next meta-iteration, detached
-    fault: Tensor | None = None  # []: of `meta_step`: 0 where the step was taken, else the first thing not finite
+    fault: Tensor | None = None  # []: of `meta_step`: 0, or which value was not finite, so that no step was taken
 
     @property
     def taken(self) -> Tensor:  # []
-        """Whether `meta_step` took the step; a batch that was only judged has no answer."""
+        """Whether `meta_step` took the step. Not defined for an outcome of `outer_loss`."""
         assert self.fault is not None
         return self.fault == 0
 
@@ -56,20 +53,24 @@ class Learner:
         torch.Size([3, 75, 5])
     """
 
-    module: nn.Module  # prepared by `tasked.prepare`
-    rule: InnerRule
+    module: nn.Module  # prepared by `vmapped.prepare`
+    rule: Rule
     steps: int
     loss: Loss
     adapted: tuple[str, ...]  # names of the weights that the inner loop moves
     per_step: tuple[str, ...] = ()  # names of weights, not adapted, that have one meta-learned value per inner step
     step_weights: tuple[float, ...] = ()  # weight of the query loss after each inner step; empty: the last step alone
     schedule: Callable[[int], dict[str, object]] | None = None  # epoch -> fields that differ in that epoch
-    final_outer_rate: float = 1.0  # where a cosine takes the outer rate over the run, as a share of its start
+    final_outer_rate: float = 1.0  # end of a cosine on the outer rate, as a share of its start; 1: constant
     precision: Precision = "float32"  # tf32 and bf16: the GPU kernels, where they fit
     group: Group = ALONE  # the processes that the tasks of a batch are spread over
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: the fields, without what was computed from them."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
     def at(self, epoch: int) -> Learner:
-        """The learner as it is in one epoch of training (MAML++ changes over time; the others do not)."""
+        """The learner for one epoch of training. MAML++ changes with the epoch; the others do not."""
         if self.schedule is None:
             return self
         return replace(self, **cast(Any, self.schedule(epoch)))
@@ -80,45 +81,42 @@ class Learner:
         Args:
             precision: `"float32"` runs any module by PyTorch's own operations. `"tf32"` and `"bf16"` run `Conv4` by our
                 GPU kernels, with weights, sums and statistics in float32 and the products of convolutions in TF32, or
-                activations in bfloat16. What the kernels do not know is refused, with the reason.
+                activations in bfloat16. A module that the kernels cannot run is an error that says why.
         """
-        moved = replace(self, module=tasked.prepare(self.module).to(device), precision=precision)
+        moved = replace(self, module=vmapped.prepare(self.module).to(device), precision=precision)
         if precision != "float32":
-            reason = kernels.lacking(moved.module, moved.adapted)
+            reason = backends.lacking(moved.module, moved.adapted)
             if reason is not None:
                 raise UserError(f"precision {precision} needs the GPU kernels: {reason}; use precision float32")
         return moved
 
     def over(self, group: Group) -> Learner:
-        """The same learner with the tasks of a batch spread over processes.
+        """The same learner with the tasks of a batch divided among processes.
 
-        `outer_loss` takes the whole batch, the same in every process, and works on this process's share: `loss` is a
-        summand of the outer loss, `losses` and `accuracy` are those of its own tasks, and the memory is that of all.
-        `meta_step` adds up losses and gradients.
+        Every process gives `outer_loss` the same whole batch and works on its own part: `loss` is one term of the outer
+        loss, `losses` and `accuracy` are those of its own tasks, and the memory is that of all tasks. `meta_step` sums
+        losses and gradients over the processes.
         """
-        if group.size > 1:
-            spread_over(self.rule, group.sum_tasks)  # refuses a rule that cannot be, here rather than in the first step
         return replace(self, group=group)
 
     @cached_property
-    def network(self) -> tasked.Network:
-        """How the module is run: by our kernels, or in general."""
-        if self.precision == "float32":
-            return tasked.Named(self.module, self.adapted)
-        return kernels.conv4(self.module, self.adapted, self.rule.by_element, self.precision)
+    def network(self) -> Network:
+        """How the module is run."""
+        any_layout = getattr(self.rule, "any_layout", False)
+        return backends.backend(self.module, self.adapted, any_layout, self.precision)
 
     def init(self, seed: int | None = None) -> MetaState:
         """The state before training.
 
         Args:
-            seed: initialise a model that can do so (one with a method `initialise(generator)`, as ours) with this seed.
-                Any other model keeps the weights it has; so do all with `seed=None`.
+            seed: initialises a model that has a method `initialise(generator)`, as ours do. Any other model keeps the
+                weights it has, and with `seed=None` every model does.
         """
         module = self.module
         if seed is not None:
             check_whole("seed", seed, 0, MOST_SEED)
-        if seed is not None and tasked.initialises(module):
-            module = tasked.prepare(module).cpu()  # the same weights whatever the device
+        if seed is not None and vmapped.initialises(module):
+            module = vmapped.prepare(module).cpu()  # the same weights whatever the device
             cast(Any, module).initialise(torch.Generator().manual_seed(seed))
             module.to(next(self.module.parameters()).device)
         weights = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
@@ -133,12 +131,12 @@ class Learner:
     def outer_loss(self, state: MetaState, episodes: Episodes) -> Outcome:
         """The loss on the query sets after adapting to the support sets, differentiable in the state (equation 5).
 
-        Reads the memory of `state` and returns the next one; changes nothing.
+        Reads the memory of `state`, returns the next one, and changes nothing.
         """
         self._check(state)
         shared, batch = self._shared_of_steps(state), episodes.tasks
         episodes = episodes if self.group.size == 1 else episodes[self.group.share(batch)]
-        trajectory, notes, memory = self._adapt(state, shared, episodes.support_x, episodes.support_y, training=True)
+        trajectory, memory = self._adapt(state, shared, episodes.support_x, episodes.support_y, training=True)
         query_x = self.network.inputs(episodes.query_x)
         weights = self.step_weights or (0.0,) * (self.steps - 1) + (1.0,)
         total: Tensor | float = 0.0
@@ -148,13 +146,12 @@ class Learner:
                 losses = self.losses(logits, episodes.query_y)
                 total = total + weight * (episodes.tasks / batch) * losses.mean()
         assert isinstance(total, Tensor)
-        memory = self.network.tree_by_name(self.rule.remember(memory, notes))
-        return Outcome(total, losses.detach(), accuracy(logits, episodes.query_y), memory)
+        return Outcome(total, losses.detach(), accuracy(logits, episodes.query_y), self.network.unpack(memory))
 
     def adapt(self, state: MetaState, support_x: Tensor, support_y: Tensor) -> dict[str, Tensor]:
-        """Adapt to new tasks, each for itself; return all weights that `predict` needs, `{name: [tasks, *shape]}`.
+        """Adapt to new tasks, each independent of the others.
 
-        Reads the memory and never writes it.
+        Returns all weights that `predict` needs, `{name: [tasks, *shape]}`. Reads the memory and never writes it.
         """
         if torch.is_inference_mode_enabled():  # adapting needs gradients, and tensors that can have them
             with torch.inference_mode(False), torch.no_grad():
@@ -162,11 +159,11 @@ class Learner:
         check_examples(support_x, support_y, "support")
         self._check(state)
         in_form = self._shared_of_steps(state)
-        trajectory, _, _ = self._adapt(state, in_form, support_x, support_y, training=False)
+        trajectory, _ = self._adapt(state, in_form, support_x, support_y, training=False)
         shared = self._shared(state, self.steps - 1)
         if not torch.is_grad_enabled():  # a view of a leaf asks for gradients even here
             shared = {name: weight.detach() for name, weight in shared.items()}
-        adapted = self.network.names(trajectory[-1])
+        adapted = self.network.by_name(trajectory[-1])
         return {**{name: w.expand(len(support_x), *w.shape) for name, w in shared.items()}, **adapted}
 
     def predict(self, fast: Weights, query_x: Tensor) -> Tensor:  # [tasks, n, ways]
@@ -174,7 +171,7 @@ class Learner:
         network = self.network
         missing = sorted(name for name, p in self.module.named_parameters() if p.requires_grad and name not in fast)
         if missing:
-            raise UserError(f"the adapted weights lack {missing[0]}: give `predict` all that `adapt` gave")
+            raise UserError(f"the adapted weights lack {missing[0]}: give `predict` everything that `adapt` returned")
         tasks = len(fast[self.adapted[0]])
         if len(query_x) != tasks:
             raise UserError(f"the weights are adapted to {tasks} tasks, and query_x has {len(query_x)}")
@@ -182,39 +179,42 @@ class Learner:
         return network.forward(network.start(fast), shared, network.inputs(query_x), inner=False)
 
     def logits(self, state: MetaState, episodes: Episodes) -> Tensor:  # [tasks, n, ways]
-        """Adapt to the support sets, each task for itself, and predict the query sets."""
+        """Adapt to the support sets, each task independent of the others, and predict the query sets."""
         return self.predict(self.adapt(state, episodes.support_x, episodes.support_y), episodes.query_x)
 
     def _adapt(
         self, state: MetaState, shared: list[Weights], x: Tensor, y: Tensor, training: bool
-    ) -> tuple[list[Weights], list[Any], Tree]:
-        """Fast weights and notes of each step, and the memory before them, in the network's form."""
-        network = self.network
-        inputs, memory = network.inputs(x), network.tree(state.memory)
-        rule = self.rule if self.group.size == 1 else spread_over(self.rule, self.group.sum_tasks)
+    ) -> tuple[list[Weights], Tree]:
+        """Fast weights of each step, and the memory after them, in the network's layout."""
+        network, alone = self.network, self.group.size == 1
+        inputs = network.inputs(x)
+        total = (sum_of_tasks if alone else self.group.sum_tasks) if training else None
 
-        def support_losses(fast: Weights, step: int) -> Tensor:
-            return self.losses(network.forward(fast, shared[step], inputs, inner=True), y)
+        def support_losses(fast: Weights, k: int) -> Tensor:
+            return self.losses(network.forward(fast, shared[k], inputs, inner=True), y)
 
-        trajectory, notes = adapt(
+        return adapt(
             network.start(state.params),
             support_losses,
-            network.update(rule, training),
-            network.tree(state.learned),
-            memory,
+            network.rule(self.rule, one_process=alone),
+            network.pack(state.learned),
+            network.pack(state.memory),
             tasks=len(x),
             steps=self.steps,
-            second_order=self.rule.second_order,
+            total=total,
         )
-        return trajectory, notes, memory
 
     @cached_property
     def _tensors(self) -> dict[str, Tensor]:
-        """All that a state of this learner holds, without the values."""
+        """All tensors of a state of this learner, without values."""
         return {name: tensor.to("meta") for name, tensor in self.init().tensors().items()}
 
     def _check(self, state: MetaState) -> None:
-        check_fit(self._tensors, state.tensors(), "the state", types=False)
+        """Raise an error unless the state fits this learner; a state is checked the first time it comes in."""
+        checked = vars(self).setdefault("_checked", lambda: None)
+        if checked() is not state:
+            check_fit(self._tensors, state.tensors(), "the state", types=False)
+            vars(self)["_checked"] = ref(state)
 
     def _shared(self, state: MetaState, step: int) -> dict[str, Tensor]:
         """Weights that are not adapted, as they are at one inner step."""
@@ -222,54 +222,18 @@ class Learner:
         return fixed | {name: values[step] for name, values in state.learned.get("per_step", {}).items()}
 
     def _shared_of_steps(self, state: MetaState) -> list[Weights]:
-        """Weights that are not adapted, at each inner step, in the network's form."""
+        """Weights that are not adapted, at each inner step, in the network's layout."""
         if not self.per_step:
             return [self.network.shared(self._shared(state, 0))] * self.steps
         return [self.network.shared(self._shared(state, step)) for step in range(self.steps)]
 
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:  # [tasks]
         """The loss of every task."""
-        if self.loss == "cross_entropy" and not targets.is_floating_point():
-            targets = targets.long()
-            if self.precision != "float32":
-                return kernels.cross_entropy(logits, targets)
-        loss = LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
-        if isinstance(self.loss, str):
-            targets = _fitting(logits, targets, self.loss)
+        if self.loss == "cross_entropy" and self.precision != "float32" and not targets.is_floating_point():
+            return backends.cross_entropy(logits, targets.long())
         try:
-            losses = vmap(loss)(logits, targets)
+            return task_losses(self.loss, logits, targets)
+        except UserError:
+            raise
         except (RuntimeError, IndexError, ValueError) as error:
-            raise tasked.explained(error, "loss") if callable(self.loss) else _labels(logits, targets, error) from error
-        if losses.shape != (len(logits),):
-            raise UserError(f"the loss of one task must be a single number, not of shape {list(losses.shape[1:])}")
-        return losses
-
-
-def _fitting(outputs: Tensor, targets: Tensor, loss: str) -> Tensor:
-    """Targets in the shape that the loss compares with the outputs."""
-    if loss == "mse" and outputs.shape != targets.shape:  # or PyTorch would stretch one to fit the other
-        if outputs.shape != (*targets.shape, 1):
-            per_task = f"{list(outputs.shape[1:])} a task, and the targets {list(targets.shape[1:])}"
-            raise UserError(f"the loss mse compares outputs with targets one by one, but the outputs are {per_task}")
-        return targets.unsqueeze(-1)
-    if loss == "cross_entropy" and targets.is_floating_point() and targets.dim() < outputs.dim():
-        kind = str(targets.dtype).removeprefix("torch.")
-        raise UserError(f"the loss cross_entropy takes classes as whole numbers, not {kind}; mse is for regression")
-    return targets
-
-
-def _labels(logits: Tensor, targets: Tensor, error: Exception) -> Exception:
-    """A label without an output, in words; any other error as it is. A GPU tells such labels later, and elsewhere."""
-    if not targets.is_cpu or targets.is_floating_point() or logits.dim() < 3:
-        return error
-    if targets.max() < logits.shape[2] and targets.min() >= 0:
-        return error
-    lowest, highest = targets.min().item(), targets.max().item()
-    return UserError(f"labels go from {lowest} to {highest}, but the model has {logits.shape[2]} outputs, from 0 on")
-
-
-def accuracy(logits: Tensor, targets: Tensor) -> Tensor | None:  # [tasks]
-    """Share of the examples classified right, [tasks, n, ways] against [tasks, n]; None where those are not classes."""
-    if targets.is_floating_point() or logits.dim() != 3 or targets.dim() != 2 or logits.shape[-1] < 2:
-        return None
-    return (logits.detach().argmax(-1) == targets).to(logits.dtype).mean(-1)
+            raise vmapped.explained(error, "loss") if callable(self.loss) else error from error

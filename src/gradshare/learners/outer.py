@@ -40,15 +40,15 @@ def set_rate(adam: torch.optim.Adam, rate: float) -> None:
 def meta_step(
     learner: Learner, state: MetaState, adam: torch.optim.Adam, episodes: Episodes, clamp: float | None = 0.0
 ) -> Outcome:
-    """Equation 5, with Adam for the plain gradient step; then the memory takes in the batch.
+    """One step of the outer loop: equation 5, with Adam instead of plain gradient descent.
 
-    Moves the state in place. Where the outer loss or a gradient is not finite, the step is not taken: weights, learned
-    values, Adam and the memory stay as they were, and `outcome.fault` says which it was, first the loss (1), then the
-    leaves of `state.trainable()` in their order (2, ...).
+    Changes the state in place: params, learned values and memory. If the outer loss or a gradient is not finite,
+    nothing changes, and `outcome.fault` says why: 1 is the loss, 2 and above are the tensors of `state.trainable()` in
+    order. All tensors of the outcome are detached.
 
     Args:
-        clamp: the gradient by the network's own weights is clamped to plus or minus this, element by element, as the
-            MAML++ code does it; that by learned rates, m and lambda is not. 0 and None are off.
+        clamp: limit of each element of the gradient with respect to the network's own weights, as in the MAML++ code;
+            gradients of learned rates, m and lambda are not limited. 0 and None switch it off.
     """
     check_learner(learner)
     check_state(state)
@@ -65,13 +65,13 @@ def meta_step(
         network = name.startswith(("params/", "learned/per_step/"))
         leaf.grad = gradient.clamp(-clamp, clamp) if clamp and network and gradient is not None else gradient
     _take(state, adam, outcome)
-    return outcome._replace(memory=state.memory)
+    return outcome._replace(loss=outcome.loss.detach(), memory=state.memory)
 
 
 def _fault(loss: Tensor, gradients: Sequence[Tensor | None]) -> Tensor:  # []
-    """0 where all is finite, else 1 + the place of the first that is not. No value leaves the device.
+    """0 if everything is finite, else 1 + the position of the first that is not. No value leaves the device.
 
-    Of a gradient it is the length, so one whose square Adam could not hold counts as not finite.
+    A gradient is tested by its norm, so one whose square overflows (Adam needs the square) counts as not finite.
     """
     present = [gradient for gradient in gradients if gradient is not None]
     norms = iter(torch._foreach_norm(present))
@@ -88,9 +88,9 @@ def _take(state: MetaState, adam: torch.optim.Adam, outcome: Outcome) -> None:
             adam.step()
             state.memory = outcome.memory
         return
-    # On a GPU nobody waits for the answer: Adam's kernel and the memory heed it there, in a recorded step too.
+    # On a GPU the CPU does not wait for the answer: Adam's kernel and torch.where use it there, also in a CUDA graph.
     taken = outcome.taken
-    vars(adam)["found_inf"] = (~taken).float()  # where torch.amp.GradScaler leaves word for it
+    vars(adam)["found_inf"] = (~taken).float()  # as torch.amp.GradScaler does it
     adam.step()
     del vars(adam)["found_inf"]
     kept, new = flatten(state.memory, "memory"), flatten(outcome.memory, "memory")

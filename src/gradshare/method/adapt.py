@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradshare.errors import UserError
-from gradshare.method.rules import Tree, Update, Weights
+from gradshare.method.rules import NOTHING, InnerStep, Rule, Total, Tree, Weights, stack_memory
 
 Losses = Callable[[Weights, int], Tensor]  # (fast weights, inner step) -> the support loss of every task, [tasks]
 
@@ -17,29 +16,31 @@ Losses = Callable[[Weights, int], Tensor]  # (fast weights, inner step) -> the s
 def adapt(
     start: Weights,  # {name: [*shape]}: the adapted weights, the same for all tasks
     support_losses: Losses,
-    update: Update,  # a rule's `together` in meta-training, its `alone` in validation and test
+    rule: Rule,
     learned: Tree,
     memory: Tree,
     tasks: int,
     steps: int,
-    second_order: bool = True,
-) -> tuple[list[Weights], list[Any]]:
+    total: Total | None,  # see InnerStep; None in validation and test
+) -> tuple[list[Weights], Tree]:
     """Adapt to all tasks at once.
 
-    Returns the fast weights `{name: [tasks, *shape]}` after each step, and the rule's notes for its memory.
+    Returns the fast weights `{name: [tasks, *shape]}` after each step, and the memory for the next meta-iteration.
     """
     differentiable = torch.is_grad_enabled()
+    create_graph = differentiable and getattr(rule, "second_order", True)
     fast: Weights = {name: weight.expand(tasks, *weight.shape) for name, weight in start.items()}
     ones: Tensor | None = None  # [tasks]
+    carry: Tree = NOTHING
     trajectory: list[Weights] = []
-    notes: list[Any] = []
-    for step in range(steps):
+    rows: list[Tree] = []
+    for k in range(steps):
         with torch.enable_grad():
             fast = {
                 name: w if differentiable and w.requires_grad else w.detach().requires_grad_()
                 for name, w in fast.items()
             }
-            losses = support_losses(fast, step)
+            losses = support_losses(fast, k)
             if not losses.requires_grad:
                 raise UserError("the support loss does not depend on the adapted weights: is something detached?")
             ones = torch.ones_like(losses) if ones is None else ones
@@ -48,11 +49,12 @@ def adapt(
                 losses,
                 list(fast.values()),
                 ones,
-                create_graph=differentiable and second_order,
+                create_graph=create_graph,
                 materialize_grads=True,  # a weight that the loss does not use gets a zero gradient
             )
-        direction, note = update(dict(zip(fast, gradients, strict=True)), learned, memory, step)
+        at = InnerStep(dict(zip(fast, gradients, strict=True)), fast, learned, memory, carry, k, total)
+        direction, carry, remembered = rule.update(at)
         fast = {name: weight - direction[name] for name, weight in fast.items()}
         trajectory.append(fast)
-        notes.append(note)
-    return trajectory, notes
+        rows.append(remembered)
+    return trajectory, memory if total is None else stack_memory(memory, rows)

@@ -1,4 +1,4 @@
-"""Episodes: the tasks of a batch, and drawing them as a pure function of seed, epoch and iteration."""
+"""Episodes: the tasks of a batch. Which tasks are drawn depends on seed, split, epoch and iteration alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradshare.method import SPLITS
 
 @dataclass(frozen=True)
 class Episodes:
-    """A batch of tasks: examples to adapt to, and examples to be judged on.
+    """A batch of tasks: support examples to adapt to, and query examples to evaluate on.
 
     Example:
         >>> import torch
@@ -36,7 +36,7 @@ class Episodes:
         if len(self.support_x) != len(self.query_x):
             raise UserError(f"support has {len(self.support_x)} tasks and query {len(self.query_x)}")
         if self.support_y.numel() == 0 or self.query_y.numel() == 0:
-            raise UserError("a batch has at least one task, with an example to adapt to and one to be judged on")
+            raise UserError("a batch needs at least one task, with at least one support and one query example")
 
     @property
     def tasks(self) -> int:
@@ -55,7 +55,7 @@ class Episodes:
 
 
 def check_examples(x: object, y: object, part: str) -> None:
-    """Refuse inputs and targets that do not belong together."""
+    """Raise an error where inputs and targets do not belong together."""
     if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
         raise UserError(f"{part}_x and {part}_y are tensors, not {type(x).__name__} and {type(y).__name__}")
     if x.dim() < 2 or y.dim() < 2 or x.shape[:2] != y.shape[:2]:
@@ -71,7 +71,7 @@ class Shape(NamedTuple):
 
 
 class TaskSource(Protocol):
-    """What `gs.train` and `gs.evaluate` draw tasks from; a data set, or anything of your own."""
+    """Where `gs.train` and `gs.evaluate` get tasks from: a `Dataset`, or a class of your own."""
 
     def sample(self, split: str, shape: Shape, tasks: int, key: tuple[int, ...]) -> Episodes:
         """Draw `tasks` tasks of a split; the same arguments give the same tasks."""
@@ -103,7 +103,7 @@ def episodes_from(
     images: Tensor,  # [tasks, ways, shots + queries, ...]
     shape: Shape,
 ) -> Episodes:
-    """Lay out chosen images as support and query sets, labelled by their place among the ways."""
+    """Arrange chosen images as support and query sets; an image's label is the place of its class among the ways."""
     tasks = len(images)
     labels = torch.arange(shape.ways, device=images.device).view(1, shape.ways, 1)
 

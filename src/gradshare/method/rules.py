@@ -1,13 +1,15 @@
 """Inner rules: how the gradients of a task batch become the step that each task takes.
 
-An algorithm is a chain of rules, as in optax; the learning rate is the last link. Gradients and directions are
-`{name: [tasks, *shape]}`; learned values and memory are what `init` returns, kept in the MetaState under `name`.
+A rule is any value with `name`, `init(weights, steps)` and `update(at)`. An algorithm is a chain of rules, as in optax,
+and the learning rate is the last link. Weights, gradients and directions are `{name: [tasks, *shape]}`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -16,162 +18,226 @@ from gradshare.errors import UserError
 
 Weights = Mapping[str, Tensor]
 Tree = dict[str, Any]  # nested dicts of tensors
+Total = Callable[[Weights], Weights]  # {name: [tasks, *shape]} -> {name: [*shape]}
+NOTHING: Any = MappingProxyType({})  # an empty tree that nobody can change
 
-Update = Callable[[Weights, Tree, Tree, int], tuple[Weights, Any]]
-SumTasks = Callable[[Weights], Weights]  # {name: [tasks, *shape]} -> {name: [*shape]}, over all tasks of the batch
+
+class InnerStep(NamedTuple):
+    """What a rule sees: one inner step of all tasks that this process has."""
+
+    gradients: Weights
+    """Gradient of every task's support loss; in a later link of a chain, the direction so far."""
+    weights: Weights
+    """Weights of every task before the step."""
+    learned: Tree = NOTHING
+    """The rule's own values that the outer loop learns."""
+    memory: Tree = NOTHING
+    """The rule's own constants from earlier meta-iterations."""
+    carry: Tree = NOTHING
+    """What the rule passed on at the previous inner step, for every task; empty at step 0."""
+    k: int = 0
+    """Number of the inner step, from 0."""
+    total: Total | None = None
+    """Sum over all tasks of the batch, also those in other processes. None at test: no task sees another there."""
+
+    def now(self, values: Tensor) -> Tensor:
+        """The row of this step of a value per step, `[steps, ...]`; after the last step, the last row."""
+        return values[min(self.k, len(values) - 1)]
 
 
-class InnerRule(NamedTuple):
-    """One link of an inner loop.
+class Moved(NamedTuple):
+    """What a rule returns: the direction of the step, and what later steps and meta-iterations see."""
+
+    direction: Weights
+    carry: Tree = NOTHING
+    """For this rule at the next inner step."""
+    remember: Tree = NOTHING
+    """A row for the memory: `stack_memory` puts the rows of all steps together."""
+
+
+class OldRuleError(UserError, AttributeError):
+    """Use of a field that rules had before version 0.2."""
+
+
+OLD_FIELDS = ("together", "alone", "spread", "fused", "by_element")
+NEW_FORM = (
+    "a rule is now one function: update(at: gs.InnerStep) -> gs.Moved(direction, carry, remember);"
+    " at.total sums over all tasks and is None at test; see docs/rules.md"
+)
+
+
+class Rule:
+    """Base class of our rules. A rule of your own may use it, but needs only `name`, `init` and `update`."""
+
+    name: str  # where its learned values and its memory are in a MetaState
+    any_layout: bool = False  # whether it also accepts all weights as one flat vector, under one name
+    second_order: bool = True  # a hint: False lets the inner loop skip the graph of the gradients
+
+    def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
+        """Learned values and memory before training, for adapted weights `{name: [*shape]}`."""
+        return {}, {}
+
+    def update(self, at: InnerStep) -> Moved:
+        raise NotImplementedError
+
+    def rule(self) -> Rule:
+        """Itself: what `sharing=` asks for."""
+        return self
+
+    def __getattr__(self, field: str) -> NoReturn:
+        if field in OLD_FIELDS:
+            raise OldRuleError(f"rules have no field '{field}' any more: {NEW_FORM}")
+        raise AttributeError(f"{type(self).__name__} has no attribute '{field}'")
+
+
+@dataclass(frozen=True, init=False)
+class InnerRule(Rule):
+    """A rule from two functions.
 
     Args:
-        name: where the rule's learned values and memory live in a MetaState.
+        name: where its learned values and its memory are in a MetaState.
         init: `(weights, steps) -> (learned, memory)`, for adapted weights `{name: [*shape]}`.
-        together: `(gradients, learned, memory, step) -> (direction, note)`: meta-training, all tasks of the batch meet.
-        alone: the same for validation and test, where no task sees another.
-        remember: `(memory, notes) -> memory`: the memory after a meta-iteration, from the notes of its steps.
-        second_order: whether the outer gradient flows through the gradients that the rule receives.
-        by_element: whether it does the same to every element, so that all weights may come as one vector, by one name.
-        fused: `together` for one vector on a GPU, where there are kernels for it.
-        spread: `together` for a batch spread over processes, from a function that sums over all tasks; it is given the
-            gradients of some of them, and may mix tasks by these sums alone. None: such a batch is refused.
+        update: `(at) -> Moved`.
+        any_layout: whether `update` also accepts all weights as one flat vector, under one name.
 
     Example:
-        >>> rule = chain(stop_gradient(), scale(0.1))
-        >>> direction, _ = rule.together({"w": torch.ones(5, 3)}, {}, {}, 0)
-        >>> direction["w"][0]
-        tensor([0.1000, 0.1000, 0.1000])
+        >>> half = InnerRule("half", lambda weights, steps: ({}, {}),
+        ...                  lambda at: Moved({name: g / 2 for name, g in at.gradients.items()}))
+        >>> step = InnerStep({"w": torch.ones(5, 3)}, {"w": torch.zeros(5, 3)})
+        >>> chain(half, scale(0.1)).update(step).direction["w"][0]
+        tensor([0.0500, 0.0500, 0.0500])
     """
 
     name: str
-    init: Callable[[Weights, int], tuple[Tree, Tree]]
-    together: Update
-    alone: Update
-    remember: Callable[[Tree, list[Any]], Tree]
-    second_order: bool = True
-    by_element: bool = False
-    fused: Update | None = None
-    spread: Callable[[SumTasks], Update] | None = None
+    init: Callable[[Weights, int], tuple[Tree, Tree]] = field(repr=False)  # type: ignore[assignment]
+    update: Callable[[InnerStep], Moved] = field(repr=False)  # type: ignore[assignment]
+    any_layout: bool = False
+
+    def __init__(self, name: str, init: Any, update: Any = None, any_layout: Any = False, *old: Any, **more: Any):
+        if old or more or update is None or not isinstance(any_layout, bool):
+            raise OldRuleError(f"InnerRule takes name, init, update and any_layout: {NEW_FORM}")
+        for attribute, value in {"name": name, "init": init, "update": update, "any_layout": any_layout}.items():
+            object.__setattr__(self, attribute, value)
 
 
-def without_memory(
-    name: str,
-    init: Callable[[Weights, int], Tree],
-    apply: Callable[[Weights, Tree, int], Weights],
-    second_order: bool = True,
-    by_element: bool = False,
-) -> InnerRule:
-    """A rule that treats every task for itself and remembers nothing."""
+@dataclass(frozen=True)
+class Chain(Rule):
+    """Rules one after the other. Each keeps its learned values, memory and carry under its own name."""
 
-    def update(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, None]:
-        return apply(gradients, learned, step), None
+    links: tuple[Rule, ...]
+    name: str = field(default="chain", init=False, repr=False)
 
-    return InnerRule(
-        name,
-        init=lambda weights, steps: (init(weights, steps), {}),
-        together=update,
-        alone=update,
-        remember=lambda memory, notes: memory,
-        second_order=second_order,
-        by_element=by_element,
-        spread=lambda sum_tasks: update,
-    )
+    def __post_init__(self) -> None:
+        names = [link.name for link in self.links]
+        if len(set(names)) < len(names):
+            raise UserError(f"each rule of a chain needs a name of its own, not {names}")
 
+    @property
+    def any_layout(self) -> bool:  # type: ignore[override]
+        return all(getattr(link, "any_layout", False) for link in self.links)
 
-def spread_over(rule: InnerRule, sum_tasks: SumTasks) -> InnerRule:
-    """The rule for a batch of which this process has some of the tasks."""
-    if rule.spread is None:
-        raise UserError(
-            f"the inner rule '{rule.name}' does not say how it sums over tasks in several processes:"
-            " give it InnerRule.spread, or train in one process"
-        )
-    return rule._replace(together=rule.spread(sum_tasks), fused=None)
+    @property
+    def second_order(self) -> bool:  # type: ignore[override]
+        return getattr(self.links[0], "second_order", True)
 
-
-def sum_of_tasks(gradients: Weights) -> Weights:
-    """The sum over tasks where all of them are here."""
-    return {name: gradient.sum(0) for name, gradient in gradients.items()}
-
-
-def chain(*rules: InnerRule) -> InnerRule:
-    """Apply rules one after the other; each keeps its learned values and memory under its own name."""
-    names = [rule.name for rule in rules]
-    if len(set(names)) < len(names):
-        raise UserError(f"each rule of a chain needs a name of its own, not {names}")
-
-    def init(weights: Weights, steps: int) -> tuple[Tree, Tree]:
-        started = {rule.name: rule.init(weights, steps) for rule in rules}
+    def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
+        started = {link.name: link.init(weights, steps) for link in self.links}
         learned = {name: values for name, (values, _) in started.items() if values}
         memory = {name: values for name, (_, values) in started.items() if values}
         return learned, memory
 
-    def in_turn(updates: list[Update]) -> Update:
-        def update(direction: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, Any]:
-            notes = []
-            for name, link in zip(names, updates, strict=True):
-                direction, note = link(direction, learned.get(name, {}), memory.get(name, {}), step)
-                notes.append(note)
-            return direction, notes
-
-        return update
-
-    def remember(memory: Tree, notes: list[Any]) -> Tree:
-        return {
-            rule.name: rule.remember(memory[rule.name], [note[link] for note in notes])
-            for link, rule in enumerate(rules)
-            if rule.name in memory
-        }
-
-    return InnerRule(
-        "chain",
-        init,
-        together=in_turn([rule.together for rule in rules]),
-        alone=in_turn([rule.alone for rule in rules]),
-        remember=remember,
-        second_order=rules[0].second_order,
-        by_element=all(rule.by_element for rule in rules),
-        fused=in_turn([rule.fused or rule.together for rule in rules]),
-        spread=lambda sum_tasks: in_turn([spread_over(rule, sum_tasks).together for rule in rules]),
-    )
+    def update(self, at: InnerStep) -> Moved:
+        direction, carry, remember = at.gradients, {}, {}
+        for link in self.links:
+            own = {part: getattr(at, part).get(link.name, NOTHING) for part in ("learned", "memory", "carry")}
+            direction, carry[link.name], remembered = link.update(at._replace(gradients=direction, **own))
+            if remembered:
+                remember[link.name] = remembered
+        return Moved(direction, carry, remember)
 
 
-def stop_gradient() -> InnerRule:
+def chain(*rules: Rule) -> Chain:
+    """Apply rules one after the other; the links of a chain among them become links of this one."""
+    return Chain(tuple(link for rule in rules for link in (rule.links if isinstance(rule, Chain) else (rule,))))
+
+
+def stack_memory(memory: Tree, rows: list[Tree]) -> Tree:
+    """The memory after a meta-iteration: what the rule remembered at each step, as constants.
+
+    A value with an axis of steps, `[steps, *shape]`, is the stack of the rows; any other is that of the last step. What
+    the rule did not remember stays.
+    """
+    kept: Tree = {}
+    for name, before in memory.items():
+        if name not in rows[-1]:
+            kept[name] = before
+        elif isinstance(before, dict):
+            kept[name] = stack_memory(before, [row[name] for row in rows])
+        elif before.dim() > rows[-1][name].dim():
+            kept[name] = torch.stack([row[name].detach() for row in rows])
+        else:
+            kept[name] = rows[-1][name].detach()
+    return kept
+
+
+def sum_of_tasks(gradients: Weights) -> Weights:
+    """`InnerStep.total` where all tasks of the batch are in this process."""
+    return {name: gradient.sum(0) for name, gradient in gradients.items()}
+
+
+@dataclass(frozen=True)
+class StopGradient(Rule):
     """First order: treat the gradients as constants (Finn et al., 2017, section 5.2). The first link of a chain."""
 
-    def apply(gradients: Weights, learned: Tree, step: int) -> Weights:
-        return {name: gradient.detach() for name, gradient in gradients.items()}
+    name: str = field(default="stop_gradient", init=False, repr=False)
+    any_layout = True
+    second_order = False
 
-    return without_memory("stop_gradient", lambda weights, steps: {}, apply, second_order=False, by_element=True)
+    def update(self, at: InnerStep) -> Moved:
+        return Moved({name: gradient.detach() for name, gradient in at.gradients.items()})
 
 
-def scale(rate: float) -> InnerRule:
+@dataclass(frozen=True)
+class Scale(Rule):
     """One fixed rate for everything: MAML."""
 
-    def apply(gradients: Weights, learned: Tree, step: int) -> Weights:
-        return {name: gradient * rate for name, gradient in gradients.items()}
+    rate: float
+    name: str = field(default="scale", init=False, repr=False)
+    any_layout = True
 
-    return without_memory("scale", lambda weights, steps: {}, apply, by_element=True)
+    def update(self, at: InnerStep) -> Moved:
+        return Moved({name: gradient * self.rate for name, gradient in at.gradients.items()})
 
 
-def rate_per_element(rate: float) -> InnerRule:
+@dataclass(frozen=True)
+class RatePerElement(Rule):
     """A learned rate for every element of every weight, all starting at `rate`: Meta-SGD."""
 
-    def init(weights: Weights, steps: int) -> Tree:
-        return {name: torch.full_like(weight, rate) for name, weight in weights.items()}
+    rate: float
+    name: str = field(default="rates", init=False, repr=False)
+    any_layout = True
 
-    def apply(gradients: Weights, learned: Tree, step: int) -> Weights:
-        return {name: gradient * learned[name] for name, gradient in gradients.items()}
+    def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
+        return {name: torch.full_like(weight, self.rate) for name, weight in weights.items()}, {}
 
-    return without_memory("rates", init, apply, by_element=True)
+    def update(self, at: InnerStep) -> Moved:
+        return Moved({name: gradient * at.learned[name] for name, gradient in at.gradients.items()})
 
 
-def rate_per_tensor_and_step(rate: float) -> InnerRule:
+@dataclass(frozen=True)
+class RatePerTensorAndStep(Rule):
     """A learned rate for every weight tensor and inner step, all starting at `rate`: MAML++."""
 
-    def init(weights: Weights, steps: int) -> Tree:
-        return {name: weight.new_full((steps,), rate) for name, weight in weights.items()}
+    rate: float
+    name: str = field(default="rates", init=False, repr=False)
+    any_layout = True
 
-    def apply(gradients: Weights, learned: Tree, step: int) -> Weights:
-        return {name: gradient * learned[name][step] for name, gradient in gradients.items()}
+    def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
+        return {name: weight.new_full((steps,), self.rate) for name, weight in weights.items()}, {}
 
-    return without_memory("rates", init, apply, by_element=True)
+    def update(self, at: InnerStep) -> Moved:
+        return Moved({name: gradient * at.now(at.learned[name]) for name, gradient in at.gradients.items()})
+
+
+stop_gradient, scale = StopGradient, Scale
+rate_per_element, rate_per_tensor_and_step = RatePerElement, RatePerTensorAndStep

@@ -2,56 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from gradshare.errors import UserError
-from gradshare.method.rules import InnerRule, SumTasks, Tree, Update, Weights, sum_of_tasks
+from gradshare.method.rules import InnerStep, Moved, Rule, Tree, Weights
 
 NormScope = Literal["global", "tensor"]
+TYPICAL = 0.1  # cosine of a task's gradient with the running mean, and its deviation over tasks (docs/log.md)
 
 
 @dataclass(frozen=True)
-class GradientSharing:
-    """The paper's method, as an argument to any algorithm.
-
-    Args:
-        norm: what the normalised mean gradient has length one over: `"global"`, all adapted weights together (the
-            literal reading of equation 1), or `"tensor"`, each weight tensor for itself.
-        conditioned: one step past the paper: how much a task takes of the running mean also depends on how well its own
-            gradient agrees with it (`conditioned.py`).
-
-    Example:
-        >>> import gradshare as gs
-        >>> learner = gs.maml(gs.Conv4(filters=8, image=(1, 28, 28)), sharing=gs.GradientSharing(norm="tensor"))
-        >>> learner.init(seed=0).learned["sharing"]["m"].shape
-        torch.Size([5])
-    """
-
-    norm: NormScope = "global"
-    conditioned: bool = False
-
-    def __post_init__(self) -> None:
-        check_norm(self.norm)
-        if not isinstance(self.conditioned, bool):
-            raise UserError(f"conditioned is True or False, not {self.conditioned!r}")
-
-    def rule(self) -> InnerRule:
-        from gradshare.method.conditioned import share_by_agreement
-
-        return share_by_agreement(self.norm) if self.conditioned else share_gradients(self.norm)
-
-
-def check_norm(norm: NormScope) -> None:
-    if norm not in get_args(NormScope):
-        raise UserError(f"norm is 'global' or 'tensor', not {norm!r}")
-
-
-def share_gradients(norm: NormScope = "global") -> InnerRule:
+class GradientSharing(Rule):
     r"""Mix the running mean of the normalised task gradients into every task's step.
 
     With G[t] task t's gradient at inner step k and sig the sigmoid,
@@ -63,79 +29,127 @@ def share_gradients(norm: NormScope = "global") -> InnerRule:
 
     m and lam (shape [steps], zeros at the start) are meta-learned; ghat_prev is a constant. At test, tasks see the
     ghat stored in training and not each other; before any training there is none, and D[t] = G[t].
+
+    Args:
+        norm: what the normalised sum has length one over: `"global"`, all adapted weights together (the literal
+            reading of equation 1), or `"tensor"`, each weight tensor for itself.
+        conditioned: one step past the paper, whose future work asks for it: a gate for every task, which also depends
+            on how well the task's gradient agrees with the running mean of earlier meta-iterations:
+
+                a[t] = cos(G[t], ghat_prev) / 0.1
+                D[t] = sig(lam_k + c_k a[t]) ghat + (1 - sig(lam_k + c_k a[t])) G[t]
+
+            c ("agreement", shape [steps]) is meta-learned and starts at zero, which is plain sharing.
+
+    Example:
+        >>> import gradshare as gs
+        >>> learner = gs.maml(gs.Conv4(filters=8, image=(1, 28, 28)), sharing=gs.GradientSharing(norm="tensor"))
+        >>> learner.init(seed=0).learned["sharing"]["m"].shape
+        torch.Size([5])
     """
 
-    def meeting(sum_tasks: SumTasks) -> Update:
-        def together(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, Weights]:
-            running = running_mean(sum_tasks(finite_part(gradients)), learned, memory, step, norm)
-            return mix(gradients, running, torch.sigmoid(learned["lam"][step])), running
+    norm: NormScope = "global"
+    conditioned: bool = False
+    name: str = field(default="sharing", init=False, repr=False)
 
-        return together
+    def __post_init__(self) -> None:
+        check_norm(self.norm)
+        if not isinstance(self.conditioned, bool):
+            raise UserError(f"conditioned is True or False, not {self.conditioned!r}")
 
-    def fused(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, Weights]:
-        from gradshare.engine.conv4.triton.fused import share
+    @property
+    def any_layout(self) -> bool:  # type: ignore[override]
+        return self.norm == "global"
 
-        ((name, all_tasks),) = gradients.items()
-        stored = memory["ghat"][name][step]
-        direction, running = share(all_tasks, learned["m"], learned["lam"], stored, memory["seen"], step)
-        return {name: direction}, {name: running}
+    def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
+        names = ("m", "lam", "agreement") if self.conditioned else ("m", "lam")
+        return start_sharing(weights, steps, names)
 
-    return sharing_rule(start_sharing, meeting, fused, norm)
+    def update(self, at: InnerStep) -> Moved:
+        gates = agreement_gates(at, self.norm) if self.conditioned else plain_gates(at)
+        if at.total is None:
+            return Moved(recall_shared(at, gates))
+        running = running_mean(at, normalised_sum(at, self.norm))
+        return Moved(mix(at.gradients, running, gates), remember=remember_shared(at, running))
 
 
-def start_sharing(weights: Weights, steps: int) -> tuple[Tree, Tree]:
-    """m and lam at zero, and an empty memory."""
+def share_gradients(norm: NormScope = "global") -> GradientSharing:
+    """The same as `GradientSharing(norm)`."""
+    return GradientSharing(norm)
+
+
+def share_by_agreement(norm: NormScope = "global") -> GradientSharing:
+    """The same as `GradientSharing(norm, conditioned=True)`."""
+    return GradientSharing(norm, conditioned=True)
+
+
+def check_norm(norm: NormScope) -> None:
+    if norm not in get_args(NormScope):
+        raise UserError(f"norm is 'global' or 'tensor', not {norm!r}")
+
+
+def start_sharing(weights: Weights, steps: int, names: tuple[str, ...]) -> tuple[Tree, Tree]:
+    """Learned values of these names at zero, one for each step, and an empty memory of running means."""
     like = next(iter(weights.values()))
-    learned = {"m": like.new_zeros(steps), "lam": like.new_zeros(steps)}
     ghat = {name: weight.new_zeros((steps, *weight.shape)) for name, weight in weights.items()}
-    return learned, {"ghat": ghat, "seen": torch.zeros((), dtype=torch.bool, device=like.device)}
+    seen = torch.zeros((), dtype=torch.bool, device=like.device)
+    return {name: like.new_zeros(steps) for name in names}, {"ghat": ghat, "seen": seen}
 
 
-def running_mean(total: Weights, learned: Tree, memory: Tree, step: int, norm: NormScope) -> Weights:
-    """Equations 1 to 3, from the sum over tasks."""
-    keep_new = torch.sigmoid(learned["m"][step])
+def normalised_sum(at: InnerStep, norm: NormScope) -> Weights:
+    """Equation 1."""
+    assert at.total is not None
+    return normalised(at.total(finite_part(at.gradients)), norm)
+
+
+def running_mean(at: InnerStep, fresh: Weights) -> Weights:
+    """Equations 2 and 3."""
+    keep_new = torch.sigmoid(at.now(at.learned["m"]))
+    before = stored_mean(at)
     return {
-        name: torch.where(memory["seen"], keep_new * g + (1 - keep_new) * memory["ghat"][name][step], g)
-        for name, g in normalised(total, norm).items()
+        name: torch.where(at.memory["seen"], keep_new * g + (1 - keep_new) * before[name], g)
+        for name, g in fresh.items()
     }
 
 
-def recall_shared(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, None]:
+def mix(gradients: Weights, shared: Weights, gates: Weights) -> Weights:
+    """Equation 4, with a gate for each weight tensor (mostly the same one)."""
+    return {name: gates[name] * shared[name] + (1 - gates[name]) * own for name, own in gradients.items()}
+
+
+def plain_gates(at: InnerStep) -> Weights:
+    """sig(lam_k), the same for all tasks and weights."""
+    return dict.fromkeys(at.gradients, torch.sigmoid(at.now(at.learned["lam"])))
+
+
+def agreement_gates(at: InnerStep, norm: NormScope) -> Weights:
+    """A gate for every task, `{name: [tasks, 1, ...]}`.
+
+    The agreement is with ghat_prev in training as at test: with one task a batch the fresh mean is that task's own
+    gradient, which agrees with itself. TYPICAL is its usual size, so that a step of Adam on c moves a gate as far as
+    one on lam. The gate of the memory, m, stays the same for all tasks: what a task does to the memory is not in the
+    outer loss that could learn it.
+    """
+    lam, c = at.now(at.learned["lam"]), at.now(at.learned["agreement"])
+    agreed = agreement(at.gradients, stored_mean(at), norm)
+    gates = {name: torch.sigmoid(lam + c * (cosine / TYPICAL)) for name, cosine in agreed.items()}
+    return {name: gates[name].view(-1, *(1 for _ in own.shape[1:])) for name, own in at.gradients.items()}
+
+
+def stored_mean(at: InnerStep) -> Weights:
+    """ghat_prev: the running mean of earlier meta-iterations."""
+    return {name: at.now(at.memory["ghat"][name]) for name in at.gradients}
+
+
+def recall_shared(at: InnerStep, gates: Weights) -> Weights:
     """Algorithm 2: equation 4 with the stored running mean; without one, the task's own gradient."""
-    stored = {name: memory["ghat"][name][step] for name in gradients}
-    mixed = mix(gradients, stored, torch.sigmoid(learned["lam"][step]))
-    return {name: torch.where(memory["seen"], mixed[name], own) for name, own in gradients.items()}, None
+    mixed = mix(at.gradients, stored_mean(at), gates)
+    return {name: torch.where(at.memory["seen"], mixed[name], own) for name, own in at.gradients.items()}
 
 
-def remember_shared(memory: Tree, notes: list[Weights]) -> Tree:
-    """The running means of all inner steps, as constants for the next meta-iteration."""
-    ghat = {name: torch.stack([note[name].detach() for note in notes]) for name in memory["ghat"]}
-    return {"ghat": ghat, "seen": torch.ones_like(memory["seen"])}
-
-
-def sharing_rule(
-    start: Callable[[Weights, int], tuple[Tree, Tree]],
-    meeting: Callable[[SumTasks], Update],
-    fused: Update,
-    norm: NormScope,
-    alone: Update = recall_shared,
-) -> InnerRule:
-    """A way of sharing: how the tasks of a batch meet, given how to sum over them; the rest is as in the paper."""
-    return InnerRule(
-        "sharing",
-        start,
-        together=meeting(sum_of_tasks),
-        alone=alone,
-        remember=remember_shared,
-        by_element=norm == "global",
-        fused=fused,
-        spread=meeting,
-    )
-
-
-def mix(gradients: Weights, shared: Weights, gate: Tensor) -> Weights:
-    """Equation 4."""
-    return {name: gate * shared[name] + (1 - gate) * gradient for name, gradient in gradients.items()}
+def remember_shared(at: InnerStep, running: Weights) -> Tree:
+    """The running mean of this step, and that there is one."""
+    return {"ghat": running, "seen": torch.ones_like(at.memory["seen"])}
 
 
 def finite_part(gradients: Weights) -> Weights:
@@ -143,21 +157,19 @@ def finite_part(gradients: Weights) -> Weights:
 
     So a task that diverges does so alone: its own direction is not finite, that of all tasks and the memory are.
     """
-    if all(
-        own.is_cpu for own in gradients.values()
-    ):  # where asking costs nothing: mostly there is nothing to leave out
+    if all(own.is_cpu for own in gradients.values()):  # where asking costs nothing: mostly everything is finite
         sums = torch.stack([own.detach().sum() for own in gradients.values()])
         if sums.sum().isfinite():
             return gradients
     return {name: torch.where(own.detach().abs() < torch.inf, own, 0.0) for name, own in gradients.items()}
 
 
-def normalised(total: Weights, norm: NormScope) -> Weights:
-    """Equation 1: the sum over tasks, scaled to length one; a zero sum stays zero, with zero derivative."""
-    total = {name: value.nan_to_num() for name, value in total.items()}  # a sum too large: the largest number
+def normalised(vector: Weights, norm: NormScope) -> Weights:
+    """A vector scaled to length one; a zero vector stays zero, with zero derivative."""
+    vector = {name: value.nan_to_num() for name, value in vector.items()}  # a sum that overflowed: the largest number
     if norm == "tensor":
-        return {name: _unit({name: value})[name] for name, value in total.items()}
-    return _unit(total)
+        return {name: _unit({name: value})[name] for name, value in vector.items()}
+    return _unit(vector)
 
 
 def _unit(vector: Weights) -> Weights:
@@ -171,3 +183,17 @@ def _unit(vector: Weights) -> Weights:
     square = torch.stack([part.square().sum() for part in shrunk.values()]).sum()
     length = torch.where(zero, torch.ones_like(square), square).sqrt()
     return {name: torch.where(zero, torch.zeros_like(part), part) / length for name, part in shrunk.items()}
+
+
+def agreement(gradients: Weights, direction: Weights, norm: NormScope) -> dict[str, Tensor]:  # {name: [tasks]}
+    """The cosine between every task's gradient and a direction; 0, with zero derivative, where either is zero.
+
+    Over all adapted weights, or over each tensor for itself, as the norm is.
+    """
+    unit = normalised(direction, norm)
+
+    def of_one(own: Weights) -> dict[str, Tensor]:
+        parts = {name: (part * unit[name]).sum() for name, part in normalised(own, norm).items()}
+        return parts if norm == "tensor" else dict.fromkeys(parts, torch.stack(list(parts.values())).sum())
+
+    return vmap(of_one)(gradients)

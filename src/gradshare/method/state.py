@@ -1,4 +1,4 @@
-"""What meta-training changes, as one value; by the names of its tensors, as checkpoints and models hold it."""
+"""The state: everything that meta-training changes, as one value."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def unflatten(flat: dict[str, Tensor]) -> Tree:
 def check_fit(
     wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], what: str = "the checkpoint", types: bool = True
 ) -> None:
-    """Refuse tensors of other names or shapes, or of other types, if those count."""
+    """Raise an error where tensors differ in names or shapes; with `types`, also in dtype."""
     for name in sorted(wanted.keys() | found.keys()):
         here, there = wanted.get(name), found.get(name)
         if here is None or there is None or here.shape != there.shape or (types and here.dtype != there.dtype):
-            told = f"{name} is {_told(there)}, and the learner has {_told(here)}"
-            raise UserError(f"{what} does not fit the learner: {told}")
+            found_here = f"{name} is {_described(there)}, and the learner has {_described(here)}"
+            raise UserError(f"{what} does not fit the learner: {found_here}")
 
 
-def _told(tensor: Tensor | None) -> str:
+def _described(tensor: Tensor | None) -> str:
     return "nothing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -12,7 +12,7 @@ from collections.abc import Container
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from gradshare.errors import UserError, shown
+from gradshare.errors import UserError, short_repr
 
 
 class Variant(NamedTuple):
@@ -99,7 +99,7 @@ def variant(name: str) -> Variant:
         return VARIANTS[name]
     if isinstance(name, str) and OWN.fullmatch(name):
         return Variant(name, name, f"the rule {name}")
-    raise UserError(f"an arm is one of {', '.join(VARIANTS)}, or package.module:Class, not {shown(name)}")
+    raise UserError(f"an arm is one of {', '.join(VARIANTS)}, or package.module:Class, not {short_repr(name)}")
 
 
 def first_link(name: str, norm: str = "global", allowed: Container[str] = ()) -> Any:

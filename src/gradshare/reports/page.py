@@ -1,242 +1,405 @@
-"""One self-contained HTML page: no file, font or script from anywhere else, and whole without JavaScript."""
+"""report.html: one self-contained page. The picture, one table with the verdicts, then details, folded.
+
+The page loads nothing, and all of it can be read without its script. Its markup, style and script are in `templates/`.
+Every name that others chose is escaped by the templates and stays text.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
-from html import escape as escape_markup
-from itertools import groupby
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
-from gradshare.errors import printable
-from gradshare.reports import description
-from gradshare.reports.compare import Comparison
-from gradshare.reports.experiments import value_text
-from gradshare.reports.figures import GRID, INK, OTHER, PAPER, STROKES
-from gradshare.reports.findings import findings
-from gradshare.reports.headline import headline, key_figures, unfinished, verdict_text
-from gradshare.reports.page_style import SCRIPT, STYLE
-from gradshare.reports.run_tables import Cell, Table, threshold_table
-from gradshare.reports.runs import Run
-from gradshare.reports.tables import all_tables
-from gradshare.reports.wording import ABSENT, ARMS, GATE_LAM, GATE_M
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
-OPEN_EXPERIMENTS = 3  # more than these are folded
+from gradshare.errors import UserError, printable
+from gradshare.experiments.presets import described
+from gradshare.method.variants import VARIANTS, Variant
+from gradshare.reports import words
+from gradshare.reports.comparison import ArmResult, Comparison, ExperimentResult, Lead
+from gradshare.reports.model import MACHINE, METHODS, Floats, Measure, Run, sign, text_of
+from gradshare.reports.panels import FIRST, INK, MANY, Line, Panel, curves, gates, limits, overview, tick_text, ticks
+from gradshare.reports.paper import experiment_of
+from gradshare.reports.statistics import Verdict
+from gradshare.reports.tables import Table, all_tables
+from gradshare.runs.config import RunConfig
 
-
-class PageFigure(NamedTuple):
-    """A figure of the page: what it shows, drawn, with the values behind it."""
-
-    kind: str  # curves or gates
-    name: str
-    title: str
-    svg: str
-    panels: list[dict[str, Any]]
-    runs: list[Run]
+LOADER = PackageLoader("gradshare.reports")
+OPEN_PANELS = 12  # more are folded
+MOST_POINTS = 300  # of a line: more cannot be seen
+SIDE = 1000  # units of a panel's box, both ways; the page stretches it
+STARTS = {"gate": 0.5, "lead": 0.0}
+DIGITS = {"accuracy": 1, "gate": 3}  # decimals of a value under the pointer; of others, four digits
 
 
-CAPTIONS = {
-    "curves": (
-        "Shaded: the 95 % interval over the validation tasks of a run. A dot marks the best epoch. MaxVal (of a loss:"
-        " MinVal) and Ep: the best validation value and its earliest epoch. Test: the ensemble of the best epochs where"
-        " there is one, else the best epoch alone. Of several seeds: a thin line each, their mean thick, and in the"
-        " legend means, with ± over seeds."
-    ),
-    "gates": (
-        f"Full lines: the mean of {GATE_M} over the inner steps; broken lines: that of {GATE_LAM}; faint, for a run"
-        f" alone, each inner step. Both start at 0.5 (dotted). A high {GATE_M} trusts the tasks of the current batch"
-        f" over the memory; a high {GATE_LAM} leaves less of the task's own gradient."
-    ),
-}
-HEADINGS = {"curves": "Validation curves", "gates": "What the outer loop learned about sharing"}
-
-
-def report_page(runs: list[Run], comparison: Comparison, figures: list[PageFigure], command: str) -> str:
-    """The whole page. Every name from a file is escaped; the page's own policy forbids loading anything."""
-    title = escape(description.title(runs))
-    tables, alone = _tables(comparison), len(comparison["experiments"]) == 1
-    sections = [
-        _first_screen(title, runs, comparison),
-        *(tables[:1] if alone else tables[:-2]),
-        _experiments(comparison) if alone else "",
-        *(
-            _section(HEADINGS[kind], "\n".join(_figure(one, command) for one in members))
-            for kind, members in groupby(sorted(figures, key=lambda one: one.kind), key=lambda one: one.kind)
-        ),
-        "" if alone else _experiments(comparison),
-        *(tables[1:] if alone else tables[-2:]),
-        _section("Configuration", _configuration(runs)),
-        _section("Command", f"<pre>{escape(command)}</pre>"),
-    ]
-    body = "\n".join(section for section in sections if section)
-    return (
-        f"<!doctype html>\n<html lang=en>\n<head>\n<meta charset=utf-8>\n<title>{title}</title>\n"
-        f'<meta name=viewport content="width=device-width, initial-scale=1">\n'
-        f'<meta http-equiv=Content-Security-Policy content="{_policy()}">\n<style>{STYLE}</style>\n</head>\n'
-        f"<body>\n<main>\n{body}\n</main>\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
+def report_page(comparison: Comparison, command: str) -> str:
+    """The whole page."""
+    runs = [one.run for one in comparison.runs.values()]
+    tables = all_tables(comparison)
+    templates, many = _templates(), len(comparison.experiments) > OPEN_PANELS
+    style, script = (Markup(LOADER.get_source(templates, name)[0]) for name in ("page.css", "page.js"))
+    text = templates.get_template("page.html").render(
+        title=title(comparison),
+        headline=headline(comparison),
+        not_done=not_done(runs),
+        overview=panel_views([found]) if many and (found := overview(comparison)) else [],
+        curves=panel_views(curves(comparison)),
+        gates=panel_views(gates(comparison)),
+        open_panels=OPEN_PANELS,
+        in_files=FIRST if len(comparison.experiments) > MANY else None,
+        arms=list(dict.fromkeys(run.variant for run in runs)),
+        verdicts=tables[0],
+        details=tables[1:],
+        place_of_arm=_place_of_arm,
+        reasons={run.name: _reason(run) for run in runs if _reason(run)},
+        settings=settings(runs),
+        test_tasks=sorted({run.test.tasks for run in runs if run.test}),
+        command=command,
+        training=[line for line in map(training_command, runs) if line],
+        gate_m=words.GATE_M,
+        gate_lam=words.GATE_LAM,
+        style=style,
+        script=script,
+        policy=_policy(script),
     )
+    return text + "\n"
 
 
-def _policy() -> str:
+def _templates() -> Environment:
+    made = Environment(
+        loader=LOADER,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+    )
+    made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    made.filters |= {"colour": themed, "dashes": _dashes, "nobreak": _no_break}
+    return made
+
+
+def _shown(value: Any) -> Any:
+    """Control characters as \\x1b; the result is still escaped."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _no_break(text: str) -> Markup:
+    """Escaped text with numbers on one line with their signs and units."""
+    return Markup(re.sub(r"(?<=\d) (?=%)| (?=± )|(?<=±) ", "\N{NO-BREAK SPACE}", escape(printable(text))))
+
+
+def _policy(script: str) -> str:
     """Nothing is loaded, and no script runs but ours."""
-    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
 
-def _first_screen(title: str, runs: list[Run], comparison: Comparison) -> str:
-    tiles = "".join(
-        f"<div><dt>{_prose(one.label)}</dt><dd><b>{_prose(one.value)}</b><small>{_prose(one.detail)}</small></dd></div>\n"
-        for one in key_figures(comparison)
+def themed(row: Variant) -> str:
+    """A variant's colour; black becomes the page's ink, which is light in the dark."""
+    return "var(--ink)" if row.colour == INK else row.colour
+
+
+def _dashes(lengths: Iterable[float]) -> str:
+    """In widths of a line, as SVG has them in pixels."""
+    return " ".join(f"{2 * length:g}" for length in lengths)
+
+
+def _place_of_arm(table: Table) -> int:
+    """The column that shows the arm's colour."""
+    return next((place for place, name in enumerate(table.columns) if name in ("Arm", "Control")), 0)
+
+
+# Panels
+
+
+class Path(NamedTuple):
+    kind: str  # line, thin, band, dot
+    colour: str
+    dashes: str
+    points: str
+
+
+@dataclass(frozen=True)
+class PanelView:
+    """A panel as the page draws it: in a box of 1000 x 1000 units that is stretched, with labels in percent."""
+
+    title: str
+    label: str
+    grid: str
+    half: float | None  # where a gate or a lead starts
+    paths: list[Path]
+    x_labels: list[tuple[float, str]]
+    y_labels: list[tuple[float, str]]
+    data: dict[str, Any]  # the values under the pointer
+
+
+def panel_views(panels: list[Panel]) -> list[PanelView]:
+    return [_panel_view(panel, lines=8 if len(panels) == 1 else 5) for panel in panels]
+
+
+def _panel_view(panel: Panel, lines: int) -> PanelView:
+    (left, right), (low, high) = limits(panel)
+
+    def across(values: Any) -> Any:
+        return SIDE * (values - left) / (right - left)
+
+    def down(values: Any) -> Any:
+        return SIDE * (high - values) / (high - low)
+
+    marks = [(float(down(value)), tick_text(value, panel.scale)) for value in ticks(low, high, lines)]
+    drawn = [_thinned(line) for line in sorted(panel.lines, key=lambda line: not line.thin)]
+    return PanelView(
+        title=panel.title,
+        label=panel.label,
+        grid="".join(f"M0 {place:.0f}H{SIDE}" for place, _ in marks),
+        half=round(float(down(start))) if (start := STARTS.get(panel.scale)) is not None else None,
+        paths=[path for line in drawn for path in _paths(line, across, down)],
+        x_labels=[(float(across(value)) / 10, f"{value:.0f}") for value in ticks(left, right, 8, whole=True)],
+        y_labels=[(place / 10, text) for place, text in marks],
+        data=_data(panel, (left, right, low, high)),
     )
-    undone = f"<p class=state>{_prose(unfinished(comparison))}</p>\n" if unfinished(comparison) else ""
-    shown = f"<dl class=tiles>\n{tiles}</dl>\n" if tiles else ""
-    return (
-        f"<header>\n<h1>{title}</h1>\n<p class=headline>{_prose(headline(comparison))}</p>\n{undone}{shown}"
-        f"<p class=lead>{_prose(description.description(runs))}</p>\n{_arms(runs)}\n</header>"
-    )
 
 
-def _section(title: str, content: str) -> str:
-    return f"<section>\n<h2>{escape(title)}</h2>\n{content}\n</section>" if content else ""
+def _thinned(line: Line) -> Line:
+    """A line with no more points than can be seen; its best epoch stays."""
+    if len(line.epochs) <= MOST_POINTS:
+        return line
+    kept = np.unique(np.linspace(0, len(line.epochs) - 1, MOST_POINTS).round().astype(int))
+    kept = kept if line.best is None else np.union1d(kept, [line.best])
+    best = None if line.best is None else int(np.searchsorted(kept, line.best))
+    interval = None if line.interval is None else line.interval[kept]
+    return replace(line, epochs=line.epochs[kept], values=line.values[kept], interval=interval, best=best)
 
 
-def _arms(runs: list[Run]) -> str:
-    known = list(dict.fromkeys(run.arm for run in runs if run.arm in ARMS))
-    pairs = "".join(f"<dt>{_swatch(arm)}{escape(arm)}</dt><dd>{escape(ARMS[arm].meaning)}</dd>\n" for arm in known)
-    return f"<dl class=arms>\n{pairs}</dl>" if known else ""
-
-
-def _tables(comparison: Comparison) -> list[str]:
-    """Every table, its note only where the one before it did not say the same."""
-    tables = all_tables(comparison)
-    notes = ["", *(table.note for table in tables)]
-    sections = [
-        _section(table.title, _table(table) + (_note(table.note) if table.note != before else ""))
-        for table, before in zip(tables, notes, strict=False)
-    ]
-    return [*sections, _failures(comparison)]
-
-
-def _failures(comparison: Comparison) -> str:
-    reasons = {name: arm["reason"] for name, arm in comparison["arms"].items() if arm["reason"]}
-    pairs = "".join(f"<dt>{escape(name)}</dt>\n<dd>{escape(reason)}</dd>\n" for name, reason in reasons.items())
-    return _section("Runs that failed or diverged", f"<div class=card><dl>\n{pairs}</dl></div>") if reasons else ""
-
-
-def _table(table: Table) -> str:
-    top = "".join(f"<th>{escape(name)}</th>" for name in table.columns)
-    arms = table.arms or ("",) * len(table.rows)
-    place = table.columns.index("Arm") if "Arm" in table.columns else 0
-    rows = "".join(_table_row(row, arm, place) for row, arm in zip(table.rows, arms, strict=True))
-    body = f"<thead><tr>{top}</tr></thead>\n<tbody>\n{rows}</tbody>"
-    return f'<div class="card scroll"><table class=sortable>\n{body}\n</table></div>\n'
-
-
-def _table_row(row: list[Cell], arm: str, place: int) -> str:
-    """A row, with the colour of its arm in one of its cells."""
-    return f"<tr>{''.join(_cell(cell, arm if at == place else '') for at, cell in enumerate(row))}</tr>\n"
-
-
-def _cell(cell: Cell, arm: str) -> str:
-    value = "" if cell.value is None else escape(str(cell.value))
-    mark = r"(?:unfinished|running|waiting|failed|diverged|steps skipped|tasks diverged|gate saturated|files changed)"
-    text = re.sub(rf"(\({mark}(?:, {mark})*\))$", r"<span class=state>\1</span>", _prose(cell.text))
-    beside = f"<small>{_prose(cell.beside)}</small>" if cell.beside else ""
-    return f'<td data-value="{value}">{_swatch(arm) if arm else ""}{text}{beside}</td>'
-
-
-def _swatch(arm: str) -> str:
-    return f'<i style="background: {themed(STROKES.get(arm, OTHER).color)}"></i>'
-
-
-def _experiments(comparison: Comparison) -> str:
-    """What the numbers show, and the time to reach given values, for each experiment."""
-    experiments, told = comparison["experiments"], findings(comparison)
-    parts = []
-    for place, experiment in enumerate(experiments):
-        pairs = "".join(
-            f"<dt>{escape(one.about)}</dt>\n<dd>{_prose(one.text)}</dd>\n" for one in told if one.experiment == place
+def _paths(line: Line, across: Any, down: Any) -> Iterator[Path]:
+    colour, kind = themed(line.variant), "thin" if line.thin else "line"
+    dashes = _dashes(line.dashes)
+    x, y = across(line.epochs), down(line.values)
+    if line.interval is not None:
+        top, bottom = down(line.values + line.interval), down(line.values - line.interval)
+        band = "".join(
+            f"M{_points(x[part], top[part])}L{_points(x[part][::-1], bottom[part][::-1])}Z"
+            for part in _finite_parts(top)
+            if part.stop - part.start > 1
         )
-        times = threshold_table(experiment, comparison["measure"])
-        timed = f"<h3>{escape(times.title)}</h3>\n{_table(times)}{_note(times.note)}" if times.rows else ""
-        parts.append(f"<div class=card><dl>\n{pairs}</dl></div>\n{timed}")
-    if len(experiments) == 1:
-        return _section("What this shows", parts[0])
-    opened = " open" if len(experiments) <= OPEN_EXPERIMENTS else ""
-    folds = []
-    for experiment, part in zip(experiments, parts, strict=True):
-        verdict = f"<span>{_prose(verdict_text(experiment, comparison))}</span>"
-        summary = f"<summary>{_prose(experiment['title'])}{verdict}</summary>"
-        folds.append(f"<details class=experiment{opened}>{summary}\n{part}\n</details>")
-    return _section("What this shows, experiment by experiment", "\n".join(folds))
+        yield Path(f"band {kind}", colour, "", band)
+    yield Path(kind, colour, dashes, "".join(f"M{_points(x[part], y[part])}" for part in _finite_parts(y)))
+    if line.best is not None or len(line.epochs) == 1:
+        at = line.best or 0
+        yield Path(f"dot {kind}", colour, "", f"M{_points(x[at : at + 1], y[at : at + 1])}h0")
 
 
-def _configuration(runs: list[Run]) -> str:
-    named = all(run.name == run.arm for run in runs)  # then the first column says the arm already
-    differing = [key for key in description.differing_keys(runs) if key != "arm" or not named]
-    same = [key for key in description.all_keys(runs) if key not in description.differing_keys(runs)]
-    top = _row("th", ["Run", *(escape(key) for key in differing)])
-    rows = "".join(_row("td", [escape(run.name), *(escape(_value(run, key)) for key in differing)]) for run in runs)
-    pairs = "".join(_row("td", [escape(key), escape(_value(runs[0], key))]) for key in same)
-    table = f'<div class="card scroll"><table>\n<thead>{top}</thead>\n<tbody>\n{rows}</tbody>\n</table></div>'
-    kept = "The settings that all arms have in common" if len(runs) > 1 else "All settings"
-    shown = table if differing else ""
-    return f"{shown}\n<details><summary>{kept} ({len(same)})</summary>\n<table>\n{pairs}</table></details>"
+def _points(x: Floats, y: Floats) -> str:
+    return " ".join(f"{a:.0f} {b:.0f}" for a, b in zip(x.tolist(), y.tolist(), strict=True))
 
 
-def _value(run: Run, key: str) -> str:
-    return value_text(run.config[key]) if key in run.config else ABSENT
+def _finite_parts(values: Floats) -> list[slice]:
+    """The stretches without a gap."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], np.isfinite(values).astype(int), [0]])))
+    return [slice(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]
 
 
-def _row(tag: str, contents: list[str]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{content}</{tag}>" for content in contents) + "</tr>\n"
+def _data(panel: Panel, box: tuple[float, float, float, float]) -> dict[str, Any]:
+    """For the script: the box's limits, the epochs, and name, colour, values and intervals of every line."""
+    shown = [_thinned(line) for line in panel.lines]
+    epochs = np.unique(np.concatenate([line.epochs for line in shown]))
+    percent = 100 if panel.scale == "accuracy" else 1
+    digits = DIGITS.get(panel.scale)
+
+    def numbers(line: Line, values: Floats | None) -> list[float | None] | None:
+        if values is None or not np.isfinite(values).any():
+            return None
+        row: list[float | None] = [None] * len(epochs)
+        places = np.searchsorted(epochs, line.epochs)
+        for place, value in zip(places.tolist(), (percent * values).tolist(), strict=True):
+            if np.isfinite(value):
+                row[place] = float(f"{value:.4g}") if digits is None else round(value, digits)
+        return row
+
+    left, right, low, high = box
+    return {
+        "box": [float(f"{edge:.6g}") for edge in (left, right, percent * low, percent * high)],
+        "digits": digits,
+        "unit": " %" if percent == 100 else "",
+        "epochs": epochs.tolist(),
+        "names": [printable(panel.names[place - 1]) for place in epochs.tolist()] if panel.names else None,
+        "lines": [
+            [printable(line.name), themed(line.variant), numbers(line, line.values), numbers(line, line.interval)]
+            for line in shown
+        ],
+    }
 
 
-def escape(text: str) -> str:
-    """A name of anybody's as text, and nothing but text."""
-    return escape_markup(printable(text))
+# Words
 
 
-def _prose(text: str) -> str:
-    """Escaped, with numbers kept on one line with their signs and units."""
-    return re.sub(r"(?<=\d) (?=%)| (?=[=±] )|(?<=[=±]) ", "\N{NO-BREAK SPACE}", escape(text))
+def title(comparison: Comparison) -> str:
+    """Gradient sharing: MAML on glyphs, 5-way 1-shot."""
+    found = [one.setting for one in comparison.experiments]
+    methods = [METHODS.get(text_of(one.method), text_of(one.method)) for one in found if one.method is not None]
+    data = [text_of(one.dataset) for one in found if one.dataset is not None]
+    parts = [_several(methods, "methods") or "a run", _several([one.shape for one in found if one.shape], "shapes")]
+    where = f" on {_several(data, 'data sets')}" if data else ""
+    return f"Gradient sharing: {parts[0]}{where}" + (f", {parts[1]}" if parts[1] else "")
 
 
-def _note(*texts: str) -> str:
-    return "".join(f"<p class=note>{_prose(text)}</p>\n" for text in texts)
+def _several(values: list[str], noun: str) -> str:
+    distinct = list(dict.fromkeys(values))
+    return words.listed(distinct) if len(distinct) <= 4 else f"{len(distinct)} {noun}"
 
 
-def _figure(one: PageFigure, command: str) -> str:
-    """The drawing, its caption, the command that made it, and those that trained its runs."""
-    title = f"<h3>{_prose(one.title)}</h3>\n" if one.title else ""
-    values = escape(json.dumps(one.panels, separators=(",", ":")))
-    trained = [line for line in map(description.training_command, one.runs) if line]
-    commands = (
-        f"<details><summary>The commands that train what it shows ({len(trained)})</summary>\n"
-        f"<pre>{chr(10).join(map(escape, trained))}</pre></details>\n"
-        if trained
-        else ""
+def not_done(runs: list[Run]) -> str:
+    """How many runs are not done, by their status; "" if all are."""
+    states = Counter(run.status for run in runs if run.status != "done")
+    kinds = [f"{number} {status}" for status, number in states.items()]
+    return f"Not done: {words.listed(kinds)}, of {words.count(len(runs), 'run')}." if kinds else ""
+
+
+def headline(comparison: Comparison) -> str:
+    """The result in one or two sentences."""
+    found = [(one, arm) for one in comparison.experiments if (arm := _subject(one)) and arm.against_original]
+    if not found:
+        return _best_run(comparison)
+    return _one_pair(*found[0], comparison) if len(found) == 1 else _many_pairs([arm for _, arm in found])
+
+
+def _subject(one: ExperimentResult) -> ArmResult | None:
+    """Sharing, or else the first arm that has an original."""
+    return one.main("shared") or next((arm for arm in one.arms if arm.against_original), None)
+
+
+def _with(arm: ArmResult) -> str:
+    return "With sharing" if arm.variant.name == "shared" else f"With {arm.name}"
+
+
+VERDICTS: dict[Verdict, str] = {
+    "ahead": "is ahead of the original",
+    "behind": "is behind the original",
+    "mixed": "is ahead of the original in some epochs and behind in others",
+    "unclear": "is neither clearly ahead of the original nor clearly behind",
+}
+
+
+def _one_pair(experiment: ExperimentResult, arm: ArmResult, comparison: Comparison) -> str:
+    lead, measure = arm.against_original, comparison.measure
+    assert lead is not None
+    original = experiment.main("original")
+    start = _with(arm) if arm.arm.done and original and original.arm.done else f"So far, {_with(arm).lower()}"
+    alone = len(comparison.experiments) == 1
+    subject = experiment.setting.row.partition("/")[0] if alone else experiment.setting.title
+    unit = "points of validation accuracy" if measure == "accuracy" else "in the validation loss"
+    mean = f"{words.signed_spread(lead.difference, measure)} {unit} on average"
+    over = f" over {words.count(lead.difference.seeds, 'seed')}" if lead.difference.seeds > 1 else ""
+    control = _control_sentence(arm.against_best_control, measure) if lead.verdict == "ahead" else ""
+    return f"{start}, {subject} {VERDICTS[lead.verdict]}: {mean}{over}. {control}".strip()
+
+
+def _control_sentence(control: Lead | None, measure: Measure) -> str:
+    if control is None:
+        return "No control was trained beside it, so it is open what the gain comes from."
+    by = f"{control.reference} ({words.signed(control.difference.mean, measure)})"
+    if control.verdict == "ahead":
+        return f"It is ahead of the best control too, {by}."
+    start = "It is behind" if control.verdict == "behind" else "It is not clearly ahead of"
+    return f"{start} the best control, {by}: the gain is not shown to come from sharing."
+
+
+def _many_pairs(arms: list[ArmResult]) -> str:
+    started = "Sharing is" if any(arm.variant.name == "shared" for arm in arms) else "The arms are"
+    original = _counted([arm.against_original.verdict for arm in arms if arm.against_original], "of the original")
+    controls = [arm.against_best_control.verdict for arm in arms if arm.against_best_control]
+    second = f"Against the best control it is {_counted(controls, '')}." if controls else "No controls were trained."
+    return f"{started} {original}. {second}"
+
+
+def _counted(verdicts: list[Verdict], of: str) -> str:
+    """ahead of the original in 2 of 4 experiments, behind in 1 and unclear in 1."""
+    kinds = [kind for kind in VERDICTS if kind in verdicts]
+    parts = [f"{kind} in {verdicts.count(kind)}" for kind in kinds]
+    first = f"{kinds[0]} {of}".strip()
+    parts[0] = f"{first} in {verdicts.count(kinds[0])} of {words.count(len(verdicts), 'experiment')}"
+    return words.listed(parts)
+
+
+def _best_run(comparison: Comparison) -> str:
+    """The best of runs that cannot be compared."""
+    measure = comparison.measure
+    found = [(value, one.run) for one in comparison.runs.values() if (value := one.run.best_val) is not None]
+    if not found:
+        return "There is no validation value yet."
+    value, run = max(found, key=lambda pair: sign(measure) * pair[0])
+    who = f"The best of {len(found)} runs is {run.name}, with a" if len(found) > 1 else "It reached a"
+    return f"{who} validation {measure} of {words.level(value, measure)} at epoch {run.best_epoch} of {run.last_epoch}."
+
+
+def _reason(run: Run) -> str:
+    """What the marks of a run mean, in full."""
+    reasons = {
+        run.reason: run.reason,
+        run.damage: run.damage,
+        run.saturated: run.saturated,
+        f"{words.count(run.skipped, 'meta-step')} not taken, because something was not finite": run.skipped,
+        f"up to {words.count(run.diverged_tasks, 'validation task')} without a finite loss": run.diverged_tasks,
+    }
+    return "; ".join(text for text, holds in reasons.items() if holds)
+
+
+# Settings and commands
+
+
+class Settings(NamedTuple):
+    common: list[tuple[str, str]]
+    differing: list[str]
+    rows: list[tuple[str, list[str]]]  # a run and its values
+
+
+def settings(runs: list[Run]) -> Settings:
+    """The options that all runs have in common, and those in which they differ."""
+    keys = list(dict.fromkeys(key for run in runs for key in run.options))
+    values = {key: [text_of(run.options[key]) if key in run.options else words.ABSENT for run in runs] for key in keys}
+    differing = [key for key in keys if len(set(values[key])) > 1]
+    common = [(key, values[key][0]) for key in keys if key not in differing]
+    return Settings(
+        common, differing, [(run.name, [values[key][place] for key in differing]) for place, run in enumerate(runs)]
     )
-    return (
-        f'{title}<figure class=card data-panels="{values}">\n{inline_svg(one.svg, one.name)}\n'
-        f"<figcaption>{_prose(CAPTIONS[one.kind])}\n"
-        f"<p class=made>Drawn by <code>{escape(command)}</code>; also in {escape(one.name)}.svg and .png.</p>\n"
-        f"{commands}</figcaption>\n</figure>"
-    )
 
 
-def inline_svg(svg: str, name: str) -> str:
-    """matplotlib's SVG as part of a page: its own names, the page's colours, no XML prologue, no addresses."""
-    drawing = svg[svg.index("<svg") :]
-    start, rest = drawing.split(">", 1)
-    size = re.search(r'viewBox="[^"]*"', start)
-    opened = f'<svg {size.group() if size else ""} role="img" aria-label="{name}">'
-    named = re.sub(r'(?<= id=")|(?<=url\(#)|(?<=href="#)', f"{name}-", rest)
-    return opened + re.sub(r"(?<=fill: )#\w{6}|(?<=stroke: )#\w{6}", lambda color: themed(color.group()), named)
+def training_command(run: Run) -> str | None:
+    """`gradshare train ...` with every option that is not a default; None if a Python program trained the run.
+
+    Device, engine, threads and the batch of an evaluation are left to the machine.
+    """
+    known = {field.name: field.default for field in fields(RunConfig)}
+    try:
+        config = RunConfig(**run.options)
+    except (TypeError, UserError):
+        return None
+    one = experiment_of(run.options)
+    if one and one.arm not in VARIANTS:
+        one = one._replace(arm="original")  # an arm of your own is an option beside the preset
+    preset = {key: value for key, (value, _) in described(one).items()} if one else {}
+    if one:
+        preset["inner_lr"] *= run.variant.rate
+    defaults = {**known, **preset, "precision": preset.get("precision", "float32")}
+    chosen = {key: getattr(config, key) for key in known if key not in MACHINE}
+    if run.variant.rate != 1 and not one:
+        chosen["arm"] = "original"  # its own rate is given, and `train` has no such arm
+    given = {key: value for key, value in chosen.items() if value not in (defaults[key], "auto")}
+    options = ["--preset", one.name] if one else []
+    options += [word for key, value in given.items() for word in _option(key, value)]
+    return shlex.join(["gradshare", "train", *options, "--out", str(run.folder)])
 
 
-def themed(color: str) -> str:
-    """The page's own colour in the place of ink, grid and paper, so that figures follow light and dark."""
-    return {INK: "currentColor", GRID: "var(--line)", PAPER: "var(--card)"}.get(color, color)
+def _option(key: str, value: Any) -> list[str]:
+    name = key.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [] if value is None else [f"--{name}", str(value)]

@@ -1,219 +1,316 @@
-"""The tables of many runs: the paper's table, ours beside the paper's, speed-ups, means over seeds."""
+"""The tables of a report as values: the one with the verdicts, and those with the details."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
-from gradshare.reports import wording
-from gradshare.reports.compare import Comparison, main_arms
-from gradshare.reports.experiments import value_text
-from gradshare.reports.paper import DATA
-from gradshare.reports.run_tables import Cell, Table, runs_table
-from gradshare.reports.wording import Measure
+from gradshare.method.variants import Variant
+from gradshare.reports import words
+from gradshare.reports.comparison import ArmResult, Comparison, ExperimentResult, Lead, Reached
+from gradshare.reports.model import Measure, Run
+from gradshare.reports.paper import experiment_of
+from gradshare.reports.statistics import Verdict, Versus, mean
+from gradshare.runs.folder import Score
 
+
+class Cell(NamedTuple):
+    text: str
+    value: str | float | None = None  # to sort by; None is last
+    beside: str = ""  # below it in small letters
+    verdict: Verdict | None = None  # its colour on the page
+    marks: tuple[str, ...] = ()  # status and warnings
+
+
+class Table(NamedTuple):
+    title: str
+    columns: list[str]
+    rows: list[list[Cell]]
+    note: str = ""
+    variants: tuple[Variant, ...] = ()  # of each row, for its colour
+
+
+VERDICT_NOTE = (
+    "Ahead: a better curve on average, with 95 % bands apart in some epoch and in none the other way round; mixed:"
+    " bands apart both ways; unclear: neither, which does not show that two arms are equal. Several seeds must agree."
+    " The difference is arm minus reference, the mean over the common epochs, in {unit}. The best control is the one"
+    " that the arm leads least."
+)
+TASKS_NOTE = "± of one run is a 95 % interval over tasks, which does not cover what another seed would change."
+SEEDS_NOTE = "± of several seeds is a 95 % interval over the seeds that are done (Student's t), wide for few."
 PAPER_NOTE = (
-    "The paper's ± is the 95 % confidence interval that it prints; ours is over tasks for one seed, over seeds"
-    " for several. The reference code of MAML++ gives a spread over images, another quantity again. Batch norm is"
-    " transductive here, as in the reference codes. Intervals that overlap do not show that two figures are equal."
+    "The paper's ± is the 95 % interval that it prints; ours is over tasks for one seed, over seeds for several. Batch"
+    " norm is transductive here, as in the reference codes. Of several configurations of an arm, the one with the most"
+    " seeds. Intervals that overlap do not show that figures are equal."
 )
-SPEED_NOTE = (
-    "The paper's: how much sooner than the original an arm had its best epoch, which hangs on the noise of two single"
-    " epochs. More robust: how much sooner it reached the hardest round value that both reached, (the original's"
-    " epoch or training time − the arm's) / the arm's; and the area between the curves, arm minus original, summed over"
-    " the common epochs. Each run against the original of its own seed; of several seeds the mean, ± a 95 % interval"
-    f" over seeds. {wording.CLOCK}"
-)
+CLOCK = "Seconds are clock times: they also depend on what else the machine did."
 
 
 def all_tables(comparison: Comparison) -> list[Table]:
-    """One plain comparison: its runs first. Several experiments or seeds: the paper's table first, the runs last."""
-    seeds, beside, speed, runs = (build(comparison) for build in (seeds_table, paper_table, speed_table, runs_table))
-    several = len(comparison["experiments"]) > 1 or seeds.rows or beside.rows
-    tables = [*accuracy_tables(comparison), beside, speed, seeds, runs] if several else [runs, speed]
+    """The verdicts first, then the details; tables without rows are left out."""
+    details = (paper_table, controls_table, speed_table, levels_table, runs_table)
+    tables = [verdict_table(comparison), *(build(comparison) for build in details)]
     return [table for table in tables if table.rows]
 
 
-def accuracy_tables(comparison: Comparison) -> list[Table]:
-    """The paper's table, once for each shape and inner rate: test accuracy of both arms, and the speed-up."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for experiment in comparison["experiments"]:
-        one = experiment["setting"]
-        shape = f"{value_text(one['ways'])}-way {value_text(one['shots'])}-shot"
-        found.setdefault((shape, value_text(one["inner_lr"])), []).append(experiment)
-    tables = [
-        _accuracy_table(f"Test {comparison['measure']} and speed-up, {shape}, inner rate {rate}", members, comparison)
-        for (shape, rate), members in sorted(found.items(), key=lambda item: (item[0][1], item[0][0]))
-    ]
-    return [table for table in tables if any(cell.value is not None for row in table.rows for cell in row[1:])]
+# The verdicts
 
 
-def _accuracy_table(title: str, members: list[dict[str, Any]], comparison: Comparison) -> Table:
-    places = {(experiment["row"], _data(experiment)): experiment for experiment in members}
-    rows, data = (list(dict.fromkeys(key[place] for key in places)) for place in (0, 1))
-    columns = [f"{name}: {part}" for name in data for part in ("original", "with sharing", "speed-up")]
-    empty = [Cell("")] * 3
-    cells = [
-        [
-            Cell(row, row),
-            *(
-                cell
-                for name in data
-                for cell in (_pair_cells(places[row, name], comparison) if (row, name) in places else empty)
-            ),
-        ]
-        for row in rows
-    ]
-    note = "Method/tasks a batch. Test: the ensemble of the best epochs where there is one, else the best epoch."
-    other = [f"{row} from the store {_store(one)}" for (row, name), one in places.items() if _store(one) != name]
-    note += f" {wording.listed(other)}." if other else ""
-    chosen = [f"{row} on {name}, {_chosen(one)}" for (row, name), one in places.items() if _chosen(one)]
-    note += f" Of an arm trained in several ways, the one with the most seeds: {'; '.join(chosen)}." if chosen else ""
-    papers = any(experiment["paper"] for experiment in members)
-    return Table(title, ["Method/tasks", *columns], cells, f"{note} {PAPER_NOTE}" if papers else note)
+def verdict_table(comparison: Comparison) -> Table:
+    """A row for each arm of each experiment; columns that would be empty are left out."""
+    measure, original = comparison.measure, comparison.has_original
+    controls = any(arm.against_best_control for one in comparison.experiments for arm in one.arms)
+    columns: dict[str, Callable[[ArmResult], Cell]] = {"Arm": _name_cell}
+    if original:
+        columns["Against the original"] = lambda one: _lead_cell(one.against_original, measure)
+    if controls:
+        columns["Against the best control"] = lambda one: _control_cell(one, measure)
+    columns["Test"] = lambda one: _test_cell(one, measure)
+    columns["Best validation"] = lambda one: _best_cell(one, measure)
+    columns["at epoch"] = lambda one: Cell(words.number_spread(one.best_epoch), mean(one.best_epoch))
+    if original:
+        columns["Speed-up"] = lambda one: Cell(words.percent(mean(one.speed_up)), mean(one.speed_up))
+
+    def cells(_: ExperimentResult, one: ArmResult) -> list[Cell]:
+        return [cell(one) for cell in columns.values()]
+
+    seeds = [SEEDS_NOTE] if comparison.several_seeds else []
+    verdicts = [VERDICT_NOTE.format(unit=_unit(measure))] if original else []
+    return _by_arm("Verdicts", list(columns), comparison, cells, [*verdicts, TASKS_NOTE, *seeds])
 
 
-def _chosen(experiment: dict[str, Any]) -> str:
-    """The arms of the paper's table that have several configurations, each in the one that is told of."""
-    arms = main_arms(experiment)
-    names = [arms[arm]["name"] for arm in ("original", "shared") if arm in arms]
-    return wording.listed([name for name in names if name not in ("original", "shared")])
+def _best_cell(one: ArmResult, measure: Measure) -> Cell:
+    best, counted = one.best_val, one.arm.counted
+    interval = best.interval if best and len(counted) > 1 else counted[0].best_val_interval
+    return Cell(words.level(mean(best), measure, interval), mean(best))
 
 
-def _data(experiment: dict[str, Any]) -> str:
-    return DATA.get(_store(experiment), _store(experiment))
+def _name_cell(one: ArmResult) -> Cell:
+    runs = one.arm.runs
+    if len(runs) == 1:
+        return Cell(one.name, one.name, marks=tuple(runs[0].marks))
+    done = f"{one.arm.done} of {len(runs)} done" if one.arm.done < len(runs) else ""
+    kinds = [mark for run in runs for mark in run.marks]
+    marks = tuple(f"{mark}: {kinds.count(mark)}" for mark in dict.fromkeys(kinds))
+    return Cell(one.name, one.name, ", ".join(filter(None, (words.count(len(runs), "seed"), done))), marks=marks)
 
 
-def _store(experiment: dict[str, Any]) -> str:
-    return value_text(experiment["setting"]["dataset"])
+def _lead_cell(lead: Lead | None, measure: Measure, beside: str = "") -> Cell:
+    if lead is None:
+        return Cell(words.ABSENT)
+    text = f"{lead.verdict} {words.signed_spread(lead.difference, measure)}"
+    within = lead.difference.interval is not None and abs(lead.difference.mean) <= lead.difference.interval
+    notes = [beside, "within the spread of seeds" if within and lead.verdict != "unclear" else ""]
+    return Cell(text, lead.difference.mean, ", ".join(filter(None, notes)), lead.verdict)
 
 
-def _pair_cells(experiment: dict[str, Any], comparison: Comparison) -> list[Cell]:
-    arms = main_arms(experiment)
-    paper, measure = experiment["paper"] or {}, comparison["measure"]
-    tests = [_test_cell(arms.get(arm), paper.get(arm), measure) for arm in ("original", "shared")]
-    found = arms["shared"]["speed_up"] if "shared" in arms else None
-    beside = f"paper {wording.percent(paper['speed_up'])}" if paper else ""
-    return [*tests, Cell(wording.percent(found and found["mean"]), found and found["mean"], beside)]
+def _control_cell(one: ArmResult, measure: Measure) -> Cell:
+    lead = one.against_best_control
+    return _lead_cell(lead, measure, lead.reference if lead else "")
 
 
-def _test_cell(repeats: dict[str, Any] | None, paper: dict[str, Any] | None, measure: Measure) -> Cell:
-    test = (repeats or {}).get("test") or {}
-    beside = f"paper {wording.level(paper['value'], measure, paper['interval'])}" if paper else ""
-    return Cell(wording.level(test.get("value"), measure, test.get("interval")), test.get("value"), beside)
+def _test_cell(arm: ArmResult | None, measure: Measure, beside: str = "") -> Cell:
+    if arm is None or arm.test is None:
+        return Cell(words.ABSENT)
+    return Cell(words.tested(arm.test, measure), arm.test.value, beside)
 
 
-def paper_table(comparison: Comparison) -> Table:
-    """A row for each figure of the paper's that has one of ours beside it."""
-    rows = []
-    for experiment in comparison["experiments"]:
-        for repeats in experiment["repeats"]:
-            told = experiment["paper"] and experiment["paper"].get(repeats["arm"])
-            if told and repeats["test"]:
-                rows.append(_beside(experiment, repeats, told))
-    columns = [
-        "Experiment",
-        "Arm",
-        "Ours",
-        "Paper's",
-        "Difference",
-        "Intervals",
-        "Speed-up",
-        "Paper's",
-        "Trained otherwise",
-    ]
-    return Table("Beside the paper", columns, rows, f"Difference: ours minus the paper's, in points. {PAPER_NOTE}")
+def _by_arm(
+    title: str,
+    columns: list[str],
+    comparison: Comparison,
+    cells: Callable[[ExperimentResult, ArmResult], list[Cell]],
+    note: Iterable[str],
+) -> Table:
+    """A table with a row for each arm that has cells; with a column for the experiment if there are several."""
+    several = len(comparison.experiments) > 1
+    found = [(one, arm, cells(one, arm)) for one in comparison.experiments for arm in one.arms]
+    chosen = [(one, arm, row) for one, arm, row in found if row]
+    rows = [[_text(one.setting.title), *row] if several else row for one, _, row in chosen]
+    heading = (["Experiment"] if several else []) + columns
+    return Table(title, heading, rows, " ".join(note), tuple(arm.variant for _, arm, _ in chosen))
 
 
-def _beside(experiment: dict[str, Any], repeats: dict[str, Any], told: dict[str, Any]) -> list[Cell]:
-    ours, speed = repeats["test"], repeats["speed_up"]
-    papers = experiment["paper"]["speed_up"] if repeats["arm"] == "shared" else None
-    intervals = intervals_text(ours, told)
-    return [
-        Cell(experiment["title"], experiment["title"]),
-        Cell(repeats["arm"], repeats["arm"]),
-        Cell(f"{wording.level(ours['value'], 'accuracy', ours['interval'])} ({ours['over']})", ours["value"]),
-        Cell(wording.level(told["value"], "accuracy", told["interval"]), told["value"]),
-        Cell(wording.signed(100 * (ours["value"] - told["value"]), "accuracy"), ours["value"] - told["value"]),
-        Cell(intervals, intervals),
-        Cell(wording.percent_spread(speed), speed and speed["mean"]),
-        Cell(wording.percent(papers), papers),
-        Cell("; ".join(experiment["departures"]) or "no", len(experiment["departures"])),
-    ]
+def _text(text: str) -> Cell:
+    return Cell(text, text)
 
 
-def intervals_text(ours: dict[str, Any], told: dict[str, Any]) -> str:
-    if ours["interval"] is None:
-        return wording.ABSENT
-    return "overlap" if abs(ours["value"] - told["value"]) <= ours["interval"] + told["interval"] else "apart"
+def _unit(measure: Measure) -> str:
+    return "accuracy points" if measure == "accuracy" else "units of the loss"
 
 
-def seeds_table(comparison: Comparison) -> Table:
-    """A row an arm that has several seeds: means, and 95 % intervals over seeds."""
-    measure = comparison["measure"]
-    unit = "points" if measure == "accuracy" else "loss"
-    chosen = [
-        (experiment["title"], one)
-        for experiment in comparison["experiments"]
-        for one in experiment["repeats"]
-        if len(one["runs"]) > 1
-    ]
-    leads = [f"Mean lead, {unit}", f"Last-epoch lead, {unit}"]
-    columns = ["Experiment", "Arm", "Seeds", "Test", f"Best val. {measure}", "Epoch", *leads]
-    note = (
-        "Means over the seeds that are done, with 95 % intervals over seeds (Student's t); each run against the"
-        " original of its own seed."
-    )
-    rows = [_seeds_row(title, one, measure) for title, one in chosen]
-    return Table("Over seeds", columns, rows, note, tuple(one["arm"] for _, one in chosen))
+# Details
 
 
-def _seeds_row(title: str, one: dict[str, Any], measure: Measure) -> list[Cell]:
-    test, best = one["test"] or {}, one["best_val"] or {}
-    differences = [one["mean_difference"], one["final_difference"]]
-    return [
-        Cell(title, title),
-        Cell(one["name"], one["name"]),
-        Cell(_seeds(one), len(one["counted"])),
-        Cell(wording.level(test.get("value"), measure, test.get("interval")), test.get("value")),
-        Cell(wording.level(best.get("mean"), measure, best.get("interval")), best.get("mean")),
-        Cell(wording.number_spread(one["best_epoch"]), one["best_epoch"] and one["best_epoch"]["mean"]),
-        *(Cell(wording.signed_spread(found, measure), found and found["mean"]) for found in differences),
-    ]
+def controls_table(comparison: Comparison) -> Table:
+    """How much of sharing's gain over the original each control has too."""
+    measure = comparison.measure
 
+    def cells(_: ExperimentResult, one: ArmResult) -> list[Cell]:
+        share = one.share_of_gain
+        if share is None:
+            return []
+        part = Cell(f"{100 * share:.0f} %", share)
+        return [_text(one.name), _lead_cell(one.against_original, measure), part, _text(one.variant.keeps)]
 
-def _seeds(one: dict[str, Any]) -> str:
-    trained, done = len(one["runs"]), one["done"]
-    return str(trained) if trained == done else f"{done} of {trained} done"
+    columns = ["Control", "Against the original", "Share of sharing's gain", "What it keeps"]
+    note = "The gains are means over the epochs that original, sharing and control have in common."
+    return _by_arm("What the controls explain", columns, comparison, cells, [note])
 
 
 def speed_table(comparison: Comparison) -> Table:
-    """The paper's speed-up beside more robust ones, a row an arm that has an original."""
-    measure = comparison["measure"]
-    chosen = [
-        (experiment, one)
-        for experiment in comparison["experiments"]
-        for one in experiment["repeats"]
-        if one["mean_difference"]
-    ]
-    unit = "points" if measure == "accuracy" else "loss"
-    value = f"Validation {measure} both reached"
-    columns = ["Experiment", "Arm", "The paper's", value, "At epoch", "Sooner, in epochs", "Sooner, in seconds"]
-    rows = [_speed_row(experiment, one, measure) for experiment, one in chosen]
-    arms = tuple(one["arm"] for _, one in chosen)
-    return Table("Speed-up", [*columns, f"Area, {unit} × epochs"], rows, SPEED_NOTE, arms)
+    """The paper's speed-up beside more robust ones."""
+    measure = comparison.measure
+    columns = ["Arm", "The paper's speed-up", f"Validation {measure} that both reached", "at epoch"]
+    columns += ["Sooner, in epochs", "Sooner, in seconds", f"Area, {words.unit(measure)} × epochs"]
+    note = (
+        "The paper's: (best epoch of the original − best epoch of the arm) / best epoch of the arm, which depends on"
+        " the noise of two epochs. More robust: how much sooner the arm reached the hardest level that both reached;"
+        " and the area between the curves. Each run is compared with the original of its own seed."
+    )
+    return _by_arm("Speed-up", columns, comparison, lambda one, arm: _speed_cells(one, arm, measure), [note, CLOCK])
 
 
-def _speed_row(experiment: dict[str, Any], one: dict[str, Any], measure: Measure) -> list[Cell]:
-    common = [place for place, hit in enumerate(one["reached"]) if hit["speed_up"]]
-    hit = one["reached"][common[-1]] if common else {}
-    value = experiment["thresholds"][common[-1]]["value"] if common else None
-    speeds = [hit.get("speed_up"), hit.get("speed_up_seconds")]
+def _speed_cells(experiment: ExperimentResult, one: ArmResult, measure: Measure) -> list[Cell]:
+    if one.mean_difference is None:
+        return []
+    common = [place for place, hit in enumerate(one.reached) if hit.speed_up]
+    hit = one.reached[common[-1]] if common else Reached(None, None, None, None)
+    value = experiment.levels[common[-1]].value if common else None
     return [
-        Cell(experiment["title"], experiment["title"]),
-        Cell(one["name"], one["name"]),
-        Cell(wording.percent_spread(one["speed_up"]), one["speed_up"] and one["speed_up"]["mean"]),
-        Cell(wording.ABSENT if value is None else wording.round_level(value, measure), value),
-        Cell(wording.number_spread(hit.get("epoch")), hit["epoch"]["mean"] if hit else None),
-        *(Cell(wording.percent_spread(speed), speed and speed["mean"]) for speed in speeds),
-        Cell(wording.signed_spread(one["area"], measure), one["area"] and one["area"]["mean"]),
+        _text(one.name),
+        Cell(words.percent_spread(one.speed_up), mean(one.speed_up)),
+        Cell(words.ABSENT if value is None else words.round_level(value, measure), value),
+        Cell(words.number_spread(hit.epoch), mean(hit.epoch)),
+        *(Cell(words.percent_spread(speed), mean(speed)) for speed in (hit.speed_up, hit.speed_up_seconds)),
+        Cell(words.signed_spread(one.area, measure), mean(one.area)),
     ]
+
+
+def levels_table(comparison: Comparison) -> Table:
+    """When each arm first reached round values; means over the seeds that did."""
+    measure, several = comparison.measure, len(comparison.experiments) > 1
+    most = max(len(one.levels) for one in comparison.experiments)
+    if not most:
+        return Table("", [], [])
+    first = [words.round_level(level.value, measure) for level in comparison.experiments[0].levels]
+    columns = [f"Level {number}" for number in range(1, most + 1)] if several else first
+
+    def cells(experiment: ExperimentResult, one: ArmResult) -> list[Cell]:
+        values = [f"{words.round_level(level.value, measure)}: " if several else "" for level in experiment.levels]
+        found = [_reached_cell(one, place, value) for place, value in enumerate(values)]
+        return [_text(one.name), *found, *[Cell("")] * (most - len(found))]
+
+    note = (
+        "The first epoch at the level or beyond it, with the training time until its end; a dash: not reached. Levels"
+        " are round values between the worst first epoch and the best epoch of any run of the experiment."
+    )
+    title = f"Epochs and training time to reach a validation {measure}"
+    return _by_arm(title, ["Arm", *columns], comparison, cells, [note, CLOCK])
+
+
+def _reached_cell(one: ArmResult, place: int, level: str) -> Cell:
+    hit, of = one.reached[place], len(one.arm.counted)
+    if hit.epoch is None:
+        return Cell(f"{level}{words.ABSENT}")
+    time = "" if hit.seconds is None else f" ({words.seconds(hit.seconds.mean)})"
+    part = f" ({hit.epoch.seeds} of {of})" if hit.epoch.seeds < of else ""
+    return Cell(f"{level}epoch {words.number_spread(hit.epoch)}{time}{part}", hit.epoch.mean)
+
+
+def runs_table(comparison: Comparison) -> Table:
+    """A row for each run."""
+    measure, against = comparison.measure, comparison.has_original
+    columns = ["Run", "Best validation", "at epoch", "Test, best epoch", "Test, ensemble"]
+    columns += (
+        [f"Mean lead, {words.unit(measure)}", "at the last epoch", "Bands apart, better / worse"] if against else []
+    )
+    gates = any(one.run.m is not None or one.run.lam is not None for one in comparison.runs.values())
+    columns += [f"Last {words.GATE_M}", f"Last {words.GATE_LAM}"] if gates else []
+    rows = [
+        _run_cells(one.run, measure)
+        + (_versus_cells(one.against_original, measure) if against else [])
+        + (_gate_cells(one.run) if gates else [])
+        + _time_cells(one.run)
+        for one in comparison.runs.values()
+    ]
+    note = f"Times are of training only. {CLOCK} {TASKS_NOTE}"
+    variants = tuple(one.run.variant for one in comparison.runs.values())
+    return Table("Every run", [*columns, "Time of an epoch", "Training time"], rows, note, variants)
+
+
+def _run_cells(run: Run, measure: Measure) -> list[Cell]:
+    scores = [run.test.best, run.test.ensemble] if run.test else [None, None]
+    return [
+        Cell(run.name, run.name, marks=tuple(run.marks)),
+        Cell(words.level(run.best_val, measure, run.best_val_interval), run.best_val),
+        Cell(words.ABSENT if run.best_epoch is None else str(run.best_epoch), run.best_epoch),
+        *(_score_cell(run, score, measure) for score in scores),
+    ]
+
+
+def _score_cell(run: Run, score: Score | None, measure: Measure) -> Cell:
+    value = run.measured(score)
+    return Cell(words.level(value, measure, score.interval if score else None), value)
+
+
+def _versus_cells(found: Versus | None, measure: Measure) -> list[Cell]:
+    if found is None:
+        return [Cell(words.ABSENT)] * 3
+    return [
+        Cell(words.signed(found.mean_difference, measure), found.mean_difference),
+        Cell(words.signed(found.final_difference, measure), found.final_difference),
+        Cell(bands_text(found), found.epochs_apart_better),
+    ]
+
+
+def bands_text(found: Versus) -> str:
+    """In how many epochs the band is entirely on the better side (since when), and on the worse."""
+    if not found.epochs_with_bands:
+        return words.ABSENT
+    since = f", from {found.first_epoch_apart}" if found.epochs_apart_better else ""
+    return f"{found.epochs_apart_better} / {found.epochs_apart_worse}{since}"
+
+
+def _gate_cells(run: Run) -> list[Cell]:
+    last = (run.final_mean_m, run.final_mean_lam)
+    return [Cell(words.ABSENT if value is None else f"{value:.2f}", value) for value in last]
+
+
+def _time_cells(run: Run) -> list[Cell]:
+    return [Cell(words.seconds(value), value) for value in (run.seconds_per_epoch, run.train_seconds)]
+
+
+# The paper
+
+
+def paper_table(comparison: Comparison) -> Table:
+    """Our test and speed-up for each experiment of the paper, with the figure that the paper prints below it."""
+    measure = comparison.measure
+    chosen = [one for one in comparison.experiments if experiment_of(one.experiment.runs[0].options)]
+    rows = [
+        [
+            _text(one.setting.title),
+            *(_test_cell(one.main(arm), measure, _printed(one, arm, measure)) for arm in ("original", "shared")),
+            _paper_speed_cell(one),
+            _text("; ".join(one.departures) or "no"),
+        ]
+        for one in chosen
+        if any(arm.test for arm in one.arms)
+    ]
+    columns = ["Experiment", "Original", "With sharing", "Speed-up", "Trained otherwise"]
+    return Table("Beside the paper", columns, rows, PAPER_NOTE)
+
+
+def _printed(one: ExperimentResult, name: str, measure: Measure) -> str:
+    """The configuration that is shown, if the arm has several, and the paper's figure."""
+    arm, figure = one.main(name), one.paper.of(name) if one.paper else None
+    which = arm.name if arm and arm.name != name else ""
+    printed = f"paper {words.level(figure.value, measure, figure.interval)}" if figure else ""
+    return ", ".join(filter(None, (which, printed)))
+
+
+def _paper_speed_cell(one: ExperimentResult) -> Cell:
+    shared = one.main("shared")
+    speed = mean(shared.speed_up) if shared else None
+    return Cell(words.percent(speed), speed, f"paper {words.percent(one.paper.speed_up)}" if one.paper else "")

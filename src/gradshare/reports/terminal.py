@@ -2,108 +2,98 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from gradshare.errors import printable
-from gradshare.reports import wording
-from gradshare.reports.compare import Comparison, result_of
-from gradshare.reports.run_tables import bands_text, has_reference, speed_up_text, threshold_table
-from gradshare.reports.wording import Measure
+from gradshare.reports import words
+from gradshare.reports.comparison import ArmResult, Comparison, Lead
+from gradshare.reports.model import Measure
+from gradshare.reports.statistics import mean
+from gradshare.reports.tables import SEEDS_NOTE, TASKS_NOTE, levels_table
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table
 
-OWN, AGAINST = ("Arm", "Best val.", "Ep", "Test", "Time"), ("Speed-up", "Lead", "Apart")
+WIDTH, SHORTEST = 80, 12  # of a table, and of the column of names
+Column = Callable[[ArmResult, Measure], str]
 
 
-def rich_table(comparison: Comparison) -> Table:
-    """One plain comparison: a row a run. Several experiments or seeds: a row an arm, means over its seeds."""
+def rich_table(comparison: Comparison) -> Group:
+    """The verdicts of every experiment; for a single one, also the epochs and times to reach round values."""
+    from rich.console import Group
+    from rich.text import Text
+
+    several, measure = len(comparison.experiments) > 1, comparison.measure
+    arms = [arm for one in comparison.experiments for arm in one.arms]
+    controls = any(arm.against_best_control for arm in arms)
+    columns: dict[str, Column] = {"Arm": _name}
+    columns |= {"Original": _against_original} if comparison.has_original else {}
+    columns |= {"Best control": _against_control} if controls else {}
+    columns |= {"Test": _test, "Best val.": _best} | ({} if controls else {"Ep": _epoch})
+    widths = [max(len(name), *(len(cell(arm, measure)) for arm in arms)) for name, cell in columns.items()]
+    widths[0] = min(widths[0], max(SHORTEST, WIDTH - sum(width + 2 for width in widths[1:])))
+    parts: list[Text | Table] = []
+    for one in comparison.experiments:
+        rows = [[cell(arm, measure) for cell in columns.values()] for arm in one.arms]
+        parts += [Text(printable(one.setting.title), style="bold")] if several else []
+        parts += [_drawn(list(columns), rows, widths), Text("")]
+    parts.append(Text(_caption(comparison), style="dim"))
+    levels = levels_table(comparison)
+    if levels.rows and not several:
+        cells = [[cell.text for cell in row] for row in levels.rows]
+        parts += [Text(f"\n{levels.title}"), _drawn(levels.columns, cells)]
+    return Group(*parts)
+
+
+def _name(arm: ArmResult, _: Measure) -> str:
+    return printable(arm.name) + "*" * any(run.marks for run in arm.arm.runs)
+
+
+def _test(arm: ArmResult, measure: Measure) -> str:
+    return words.tested(arm.test, measure)
+
+
+def _best(arm: ArmResult, measure: Measure) -> str:
+    return words.level(mean(arm.best_val), measure)
+
+
+def _epoch(arm: ArmResult, _: Measure) -> str:
+    return words.ABSENT if arm.best_epoch is None else words.number(arm.best_epoch.mean)
+
+
+def _against_original(arm: ArmResult, measure: Measure) -> str:
+    return _lead(arm.against_original, measure)
+
+
+def _against_control(arm: ArmResult, measure: Measure) -> str:
+    lead = arm.against_best_control
+    return _lead(lead, measure) + (f" {printable(lead.reference)}" if lead else "")
+
+
+def _lead(lead: Lead | None, measure: Measure) -> str:
+    return words.ABSENT if lead is None else f"{lead.verdict} {words.signed(lead.difference.mean, measure)}"
+
+
+def _drawn(columns: list[str], rows: list[list[str]], widths: list[int] | None = None) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    plain = sum(len(one["repeats"]) for one in comparison["experiments"]) == len(comparison["arms"])
-    alone = plain and len(comparison["experiments"]) == 1
-    names, rows = _runs(comparison) if alone else _arms(comparison)
-    caption = Text(_caption(comparison, "Lead" in names, "Apart" in names), style="dim")
-    drawn = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, caption=caption, caption_justify="left")
-    for name in names:
-        left = name in ("Arm", "Experiment")
-        drawn.add_column(name, justify="left" if left else "right", overflow="fold", no_wrap=not left)
+    drawn = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for place, name in enumerate(columns):
+        left = name in ("Arm", "Original", "Best control")
+        width = widths[place] if widths else None
+        drawn.add_column(name, justify="left" if left else "right", overflow="fold", width=width)
     for row in rows:
         drawn.add_row(*(Text(printable(cell)) for cell in row))  # Text: a name such as [red] stays text
     return drawn
 
 
-def _runs(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Best validation, test (of the ensemble where there is one), training time, and the lead of every run."""
-    against, measure = has_reference(comparison), comparison["measure"]
-    rows = [
-        _own(name, arm, measure) + (_against(arm, measure) if against else [])
-        for name, arm in comparison["arms"].items()
-    ]
-    return [*OWN, *(AGAINST if against else ())], rows
-
-
-def _arms(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Test, speed-up and lead of every arm of every experiment."""
-    measure, rows = comparison["measure"], []
-    for experiment in comparison["experiments"]:
-        for one in experiment["repeats"]:
-            test, done = one["test"] or {}, one["done"] == len(one["runs"])
-            rows.append(
-                [
-                    experiment["title"],
-                    one["name"] if done else f"{one['name']}*",
-                    str(len(one["runs"])),
-                    wording.level(test.get("value"), measure, test.get("interval")),
-                    wording.percent(one["speed_up"] and one["speed_up"]["mean"]),
-                    wording.signed(one["mean_difference"] and one["mean_difference"]["mean"], measure),
-                ]
-            )
-    return ["Experiment", "Arm", "Seeds", "Test", "Speed-up", "Lead"], rows
-
-
-def rich_thresholds(comparison: Comparison) -> Table | None:
-    """Epochs and seconds that each arm took to reach round values; None where none is, or for several experiments."""
-    from rich.table import Table
-    from rich.text import Text
-
-    if len(comparison["experiments"]) > 1 or not comparison["experiments"][0]["thresholds"]:
-        return None
-    found = threshold_table(comparison["experiments"][0], comparison["measure"])
-    title = f"Epochs and training time to reach a validation {comparison['measure']}"
-    drawn = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, title=title, title_justify="left")
-    for name in found.columns:
-        drawn.add_column(name, justify="left" if name == "Arm" else "right", overflow="fold")
-    for row in found.rows:
-        drawn.add_row(*(Text(printable(cell.text)) for cell in row))
-    return drawn
-
-
-def _own(name: str, arm: dict[str, Any], measure: Measure) -> list[str]:
-    result = result_of(arm)
-    return [
-        f"{name}*" if wording.marks(arm) else name,
-        wording.level(arm["best_val"], measure, arm["best_val_interval"]),
-        wording.ABSENT if arm["best_epoch"] is None else str(arm["best_epoch"]),
-        wording.level(result.get("value"), measure, result.get("interval")),
-        wording.seconds(arm["train_seconds"]),
-    ]
-
-
-def _against(arm: dict[str, Any], measure: Measure) -> list[str]:
-    versus = arm["against_original"] or {}
-    return [
-        speed_up_text(versus),
-        wording.signed(versus.get("mean_difference"), measure),
-        bands_text(versus).split(",")[0].replace(" ", ""),
-    ]
-
-
-def _caption(comparison: Comparison, leads: bool, apart: bool) -> str:
-    unit = "accuracy points" if comparison["measure"] == "accuracy" else "loss"
-    told = f"Lead: arm minus original, mean over the common epochs, in {unit}. " if leads else ""
-    told += "Apart: epochs in which the 95 % bands are apart, better/worse. " if apart else ""
-    marks = dict.fromkeys(mark for arm in comparison["arms"].values() for mark in wording.marks(arm))
-    marked = f"* {' or '.join(marks)}. " if marks else ""
-    return f"{marked}{told}{comparison['note']}"
+def _caption(comparison: Comparison) -> str:
+    marks = dict.fromkeys(mark for one in comparison.runs.values() for mark in one.run.marks)
+    lines = [f"* {' or '.join(marks)}."] if marks else []
+    if comparison.has_original:
+        unit = "accuracy points" if comparison.measure == "accuracy" else "units of the loss"
+        lines.append(f"Original, best control: the verdict against it, and the mean difference in {unit}.")
+    return " ".join([*lines, TASKS_NOTE, *([SEEDS_NOTE] if comparison.several_seeds else [])])

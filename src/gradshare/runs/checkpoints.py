@@ -3,8 +3,8 @@
 A checkpoint is a folder `epoch-0007-iteration-0000` with `tensors.safetensors` and `checkpoint.json`. It is written
 under another name, synced and renamed. No pickle is read or written.
 
-Whatever a later version changes, `checkpoint.json` keeps `version`, and `sha256` over all the rest: so a newer
-checkpoint is told from a damaged one.
+Every version keeps `version`, and `sha256` over all the rest, in `checkpoint.json`: so a checkpoint of a newer version
+can be told from a damaged one. PyTorch is imported when tensors are read or written, not before.
 """
 
 from __future__ import annotations
@@ -14,141 +14,128 @@ import os
 import re
 import shutil
 import warnings
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
-
-from safetensors import SafetensorError
-from safetensors import torch as safetensors
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from gradshare.errors import DamageWarning, UserError
 from gradshare.files import (
     NEW,
-    opened,
+    add_checksum,
     parse_json,
     read_bytes,
-    sealed,
+    record,
     sha256,
     sync,
+    verify_checksum,
     write_synced,
     writing,
     written_by_newer,
 )
+from gradshare.runs.records import Progress
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Checkpoint = tuple[Progress, dict[str, Tensor]]
 
 NAME = re.compile(r"epoch-(\d+)-iteration-(\d+)")
 VERSION = 1
 TRAINED = ("params/", "learned/")  # how the names of tensors begin that have gradients
-REPLACED = ".replaced"  # how the name of a checkpoint ends while another takes its place; it begins with a dot
+REPLACED = ".replaced"  # the end of the name of a checkpoint while another takes its place; it begins with a dot
 
 
 class Damaged(UserError):
-    """A checkpoint that is not as it was written."""
+    """A checkpoint that was changed since it was written."""
 
 
 class Newer(UserError):
     """A checkpoint of a later version of gradshare."""
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far a run is."""
-
-    epoch: int = 0  # epochs finished
-    iteration: int = 0  # iterations finished in the epoch after that
-    seconds: float = 0.0  # spent in that epoch so far
-    metrics: list[dict[str, Any]] = field(default_factory=list)  # a line for each epoch finished
-    timings: list[dict[str, Any]] = field(default_factory=list)
-    run: str = ""  # which run, as `config.identity` tells them apart; "" is not known
-
-    @property
-    def name(self) -> str:
-        return f"epoch-{self.epoch:04d}-iteration-{self.iteration:04d}"
-
-
 def save(folder: Path, progress: Progress, tensors: dict[str, Tensor]) -> Path:
     """Write a checkpoint below `folder`, whole or not at all."""
+    from safetensors import torch as safetensors
+
     final, temporary = folder / progress.name, folder / f".{progress.name}{NEW}"
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     content = safetensors.save(plain)
-    about = sealed({"version": VERSION, "tensors_sha256": sha256(content), **asdict(progress)})
+    about = add_checksum({"version": VERSION, "tensors_sha256": sha256(content), **progress.as_json()})
     with writing(final):
         try:
             temporary.mkdir(parents=True)
             write_synced(temporary / "tensors.safetensors", content)
             write_synced(temporary / "checkpoint.json", json.dumps(about).encode())
             sync(temporary)
-            _put(temporary, final)
+            _rename(temporary, final)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return final
 
 
-def _put(temporary: Path, final: Path) -> None:
-    """Give a checkpoint its name; the one that has it already is there, or put back by `recover`, until it has."""
+def _rename(temporary: Path, final: Path) -> None:
+    """Give a checkpoint its name. `recover` puts an earlier one of that name back if the process is killed here."""
     folder, replaced = final.parent, final.with_name(f".{final.name}{REPLACED}")
     if final.exists():  # the same moment reached again after a resume
         final.rename(replaced)
     temporary.rename(final)
     sync(folder)
-    sync(folder.parent)  # where the folder of checkpoints is new
+    sync(folder.parent)  # the folder of checkpoints may be new
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def load(path: Path, run: str = "") -> tuple[Progress, dict[str, Tensor]]:
-    """Read a checkpoint of a run ("": of any), or raise `Damaged` or `Newer`."""
+def load(path: Path, run: str = "") -> Checkpoint:
+    """Read a checkpoint, or raise `Damaged` or `Newer`.
+
+    Args:
+        run: the run that it must belong to; "": any.
+    """
+    from safetensors import SafetensorError
+    from safetensors import torch as safetensors
+
     try:
-        content = opened(parse_json(read_bytes(path / "checkpoint.json")))
+        content = verify_checksum(parse_json(read_bytes(path / "checkpoint.json")))
         version = content.pop("version")
         if version > VERSION:
             raise Newer(f"{path} {written_by_newer('checkpoint', version, VERSION)}")
         tensors = read_bytes(path / "tensors.safetensors")
         if content.pop("tensors_sha256") != sha256(tensors):
             raise ValueError("tensors.safetensors does not match its checksum")
-        progress = Progress(**content)
-        if version != VERSION or progress.name != path.name:
-            raise ValueError(f"it holds version {version} of {progress.name}")
-        _check_lines(progress)
-        if run and progress.run not in ("", run):
-            raise ValueError("it is of a run with other options than config.json has")
-        found = dict(sorted(safetensors.load(tensors).items()))  # whose own order changes
+        progress = record(Progress, content, "checkpoint.json")
+        _check(progress, path, run)
+        found = dict(sorted(safetensors.load(tensors).items()))  # their own order changes
         if odd := [name for name, one in found.items() if name.startswith(TRAINED) and not one.is_floating_point()]:
-            raise ValueError(f"{odd[0]} is {found[odd[0]].dtype}, which nothing trains")
+            raise ValueError(f"{odd[0]} is {found[odd[0]].dtype}, which cannot be trained")
         return progress, found
     except Newer:
         raise
     except PermissionError as error:
         raise UserError(f"cannot read {error.filename}: {error.strerror}") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise Damaged(f"checkpoint {path} is damaged: {_reason(error)}") from None
 
 
-def _check_lines(progress: Progress) -> None:
-    """Refuse lines that a run could not go on from."""
-    epochs = [line["epoch"] for line in progress.metrics]
-    if len(epochs) != progress.epoch or epochs != [*range(1, len(epochs) + 1)]:
+def _check(progress: Progress, path: Path, run: str) -> None:
+    """Raise an error for a checkpoint that is not of this moment, or not of this run."""
+    if progress.name != path.name:
+        raise ValueError(f"it holds {progress.name}")
+    epochs = [line.epoch for line in progress.metrics]
+    if epochs != [*range(1, progress.epoch + 1)]:
         raise ValueError(f"it is of epoch {progress.epoch}, with the metrics of epochs {str(epochs)[:60]}")
-    json.dumps(asdict(progress), allow_nan=False)  # else it could not be written either
-    values = [line[name] for line in progress.metrics for name in ("val_accuracy", "val_loss", "val_interval")]
-    values += [line.get("val_diverged") for line in progress.metrics]
-    counts = (progress.seconds, *(value for value in values if value is not None))
-    if not all(type(value) in (int, float) for value in counts):
-        raise ValueError("a number in it is none")
-    if not (isinstance(progress.timings, list) and all(isinstance(line, dict) for line in progress.timings)):
-        raise ValueError("its timings are no lines")
+    if run and progress.run not in ("", run):
+        raise ValueError("it is of a run with other options than config.json has")
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{error.strerror}: {os.path.basename(error.filename or '')}"
-    unlike_ours = isinstance(error, KeyError | TypeError | AttributeError)
-    return f"checkpoint.json is not as gradshare writes it ({error})" if unlike_ours else str(error)
+    other = isinstance(error, KeyError | TypeError | AttributeError)
+    return f"checkpoint.json does not have the entries of a checkpoint ({error})" if other else str(error)
 
 
-def newest(folder: Path, run: str = "") -> tuple[Progress, dict[str, Tensor]] | None:
-    """The newest sound checkpoint of a run; None if there are none at all.
+def newest(folder: Path, run: str = "") -> Checkpoint | None:
+    """The newest checkpoint of a run that is not damaged; None if there are none at all.
 
-    A damaged one that is passed over is named in a `DamageWarning`. `Damaged` if all are; `Newer` if one is.
+    A `DamageWarning` names each damaged one that is passed over. `Damaged` if all are; `Newer` if one is.
     """
     damaged: list[Damaged] = []
     for path in reversed(listing(folder)):
@@ -162,7 +149,7 @@ def newest(folder: Path, run: str = "") -> tuple[Progress, dict[str, Tensor]] | 
         return found
     if damaged:
         raise Damaged(
-            f"{damaged[0]}; none of the {len(damaged)} in {folder} is sound: restore one from a copy,"
+            f"{damaged[0]}; all {len(damaged)} in {folder} are damaged: restore one from a copy,"
             " or start the run again in another folder"
         )
     return None
@@ -179,11 +166,11 @@ def prune(folder: Path, best_epochs: list[int], latest: int = 2) -> None:
     for path in listing(folder)[:-latest]:
         epoch, iteration = _moment(path)
         if iteration or epoch not in best_epochs:
-            _remove(path.rename(path.with_name(f".{path.name}")))  # half removed it would pass for a damaged one
+            _remove(path.rename(path.with_name(f".{path.name}")))  # half removed it would look damaged
 
 
 def recover(folder: Path) -> None:
-    """Clear away what a process that was killed while writing left behind."""
+    """Remove what a process that was killed while writing left behind."""
     for path in folder.glob(f".epoch-*{REPLACED}"):
         final = path.with_name(path.name[1 : -len(REPLACED)])
         if not final.exists():
@@ -193,7 +180,7 @@ def recover(folder: Path) -> None:
 
 
 def set_aside(folder: Path, progress: Progress) -> None:
-    """Rename the checkpoints after this one, which `newest` found damaged, so that the run can pass them again."""
+    """Rename the checkpoints after this one, which `newest` found damaged, so that the run can write them again."""
     for path in listing(folder):
         if _moment(path) > (progress.epoch, progress.iteration):
             aside = path.with_name(f"{path.name}.damaged")
@@ -202,7 +189,7 @@ def set_aside(folder: Path, progress: Progress) -> None:
 
 
 def of_epoch(folder: Path, epoch: int) -> Path:
-    """Where the checkpoint at the end of an epoch is."""
+    """The path of the checkpoint at the end of an epoch."""
     return folder / Progress(epoch).name
 
 

@@ -1,24 +1,25 @@
-"""What a run is: every option, its default and its meaning, in one place. Imports nothing heavy."""
+"""The options of a run: every one with its default and its meaning, in one place. Imports nothing heavy."""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path, PurePath
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from gradshare.errors import MOST, MOST_SEED, MOST_THREADS, UserError, check_range, shown
-from gradshare.files import opened, parse_json, read_text, sealed, written_by_newer
+from gradshare.errors import MOST, MOST_SEED, MOST_THREADS, UserError, check_range, short_repr
+from gradshare.files import add_checksum, verify_checksum, written_by_newer
+from gradshare.method.variants import variant
 
 Method = Literal["maml", "metasgd", "mamlpp", "fomaml", "anil"]
-Arm = Literal["original", "shared", "half-rate", "gate-only", "batch-only", "memory-only", "conditioned"]
 VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How long to train, on which tasks, and how to judge it."""
+    """How long to train, on which tasks, and how to evaluate."""
 
     ways: int = 5
     """Classes in a task."""
@@ -31,7 +32,7 @@ class Training:
     outer_lr: float = 1e-3
     """Rate of the outer Adam."""
     gradient_clamp: float = 0.0
-    """Clamp the outer gradient by the network's weights to plus or minus this; 0 is off (MAML++ for ImageNet: 10)."""
+    """Clamp the outer gradient of the network's weights to plus or minus this; 0 is off (MAML++ for ImageNet: 10)."""
     epochs: int = 20
     """Epochs to train."""
     iterations: int = 100
@@ -39,17 +40,17 @@ class Training:
     val_tasks: int = 600
     """Validation tasks after each epoch, always the same."""
     test_tasks: int = 600
-    """Test tasks at the end; 0 leaves the test out."""
+    """Test tasks at the end; 0: no test."""
     eval_batch: int = 25
     """Tasks evaluated at a time."""
     seed: int = 0
-    """Decides initial weights and tasks: two methods with one seed see the same tasks."""
+    """Determines the initial weights and the tasks: two methods with one seed see the same tasks."""
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
             _check(name, kind, getattr(self, name))
         if self.test_tasks == 1:
-            raise UserError("test_tasks is 1; an interval over tasks needs at least 2, and 0 leaves the test out")
+            raise UserError("test_tasks is 1; an interval over tasks needs at least 2, and 0 means no test")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +61,12 @@ class RunConfig(Training):
     """Name of a data set (see `gradshare data list`), or a folder."""
     method: Method = "maml"
     """The algorithm."""
-    arm: Arm = "shared"
-    """With sharing, the original without, one of the controls, or sharing conditioned on the task."""
+    arm: str = "shared"
+    """The sharing variant: a name of `gradshare.method.variants`, or `package.module:Class` of your own."""
     norm: Literal["global", "tensor"] = "global"
-    """What the shared gradient is normalised over."""
+    """Normalise the shared gradient over all parameters together, or each tensor by itself."""
     inner_lr: float = 0.1
-    """Inner learning rate; where rates are learned, their start."""
+    """Inner learning rate as it is used: half of the experiment's for the arm half-rate. Learned rates start there."""
     steps: int = 5
     """Inner steps (the paper's K)."""
     filters: int = 48
@@ -73,25 +74,29 @@ class RunConfig(Training):
     adapt_norm: bool = False
     """Adapt the gain and bias of batch norm in the inner loop too."""
     recipe: Literal["reference", "paper"] = "reference"
-    """MAML++: values of the next three as its code ships, or as its paper says."""
+    """MAML++: the defaults of the next three options as in its code, or as in its paper."""
     multi_step_epochs: int | None = None
     """MAML++: epochs until the last step's loss is the only one."""
     first_order_epochs: int | None = None
     """MAML++: epochs of first-order gradients at the start."""
     final_outer_rate: float | None = None
-    """MAML++: end of the cosine on the outer rate, as a share of its start."""
+    """MAML++: where the cosine of the outer rate ends, as a fraction of its start."""
     pixels: Literal["unit", "imagenet"] = "unit"
-    """Pixels from 0 to 1, or with ImageNet's mean and deviation taken out."""
+    """Pixels from 0 to 1, or normalised by ImageNet's mean and standard deviation."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute; auto is a GPU where there is one."""
+    """Where to compute; auto is a GPU if there is one."""
     engine: Literal["auto", "eager", "graph"] = "auto"
-    """A meta-iteration operation by operation, or recorded as one CUDA graph; auto is graph on a GPU."""
+    """Run a meta-iteration operation by operation, or record it as one CUDA graph; auto is graph on a GPU."""
     precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
-    """float32: PyTorch's operations; tf32, bf16: our GPU kernels; auto is tf32 where they fit, else float32."""
+    """float32: PyTorch's operations; tf32, bf16: our GPU kernels; auto is tf32 if they support the run."""
     threads: int = 0
-    """CPU threads; 0 is one for each core that the process may use."""
+    """CPU threads; 0: one for each core that the process may use."""
     deterministic: bool = False
-    """The same bits in every run on a GPU too, by PyTorch's slower algorithms; on a CPU that is always so."""
+    """The same bits in every run on a GPU too, by slower algorithms of PyTorch; on a CPU it is always so."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        variant(self.arm)  # raises an error for a name that it does not know
 
     @property
     def rate_falls(self) -> bool:
@@ -117,104 +122,135 @@ LOWEST = {
 }  # of every other whole number: 1
 HIGHEST = {"seed": MOST_SEED, "threads": MOST_THREADS}  # of every other number: MOST
 ABOVE_ZERO = ("outer_lr", "inner_lr")
+WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
 def _check(name: str, kind: Any, value: Any) -> None:
-    """Refuse a value of the wrong kind, or out of range."""
+    """Raise an error for a value of the wrong type, or out of range."""
     kinds = get_args(kind) or (kind,)
     if get_origin(kind) is Literal:
         if value not in kinds:
-            raise UserError(f"{name} is one of {', '.join(kinds)}, not {shown(value)}")
+            raise UserError(f"{name} is one of {', '.join(kinds)}, not {short_repr(value)}")
     elif type(value) not in kinds and not (type(value) is int and float in kinds):
-        raise UserError(f"{name} is {shown(value)}; it must be a {WORDS[kinds[0]]}")
+        raise UserError(f"{name} is {short_repr(value)}; it must be {WORDS[kinds[0]]}")
     elif name in ABOVE_ZERO and not 0 < value < math.inf:
-        raise UserError(f"{name} is {shown(value)}; it must be above 0")
+        raise UserError(f"{name} is {short_repr(value)}; it must be above 0")
     elif type(value) in (int, float):
         check_range(name, value, 0 if name in ABOVE_ZERO else LOWEST.get(name, 1), HIGHEST.get(name, MOST))
 
 
-WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+def with_arm(config: RunConfig, arm: str) -> RunConfig:
+    """The same experiment for another arm: its name, and its factor on the inner rate.
+
+    config.json stores the inner rate that is used, so a run of the arm half-rate has half of the experiment's.
+
+    Example:
+        >>> half = with_arm(RunConfig(inner_lr=0.1), "half-rate")
+        >>> half.inner_lr, with_arm(half, "shared").inner_lr
+        (0.05, 0.1)
+    """
+    rate = original_rate(config.arm, config.inner_lr) * variant(arm).rate
+    return replace(config, arm=arm, inner_lr=rate)
 
 
-def config_text(config: dict[str, Any]) -> str:
-    """What `config.json` holds."""
-    return json.dumps(sealed({"version": VERSION, **config}), indent=2) + "\n"
+def original_rate(arm: str, inner_lr: float) -> float:
+    """The inner rate of the experiment, from that of one arm."""
+    return inner_lr / variant(arm).rate
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The options of a run, as `config.json` in its folder has them."""
-    path = folder / "config.json"
-    try:
-        content = parse_json(read_text(path))
-    except FileNotFoundError:
-        raise UserError(f"{folder} is not a run: it has no config.json") from None
-    except NotADirectoryError:
-        raise UserError(f"{folder} is not a run: it is a file") from None
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: {error}") from None
+def options_text(options: dict[str, Any]) -> str:
+    """The content of config.json."""
+    return json.dumps(add_checksum({"version": VERSION, **options}), indent=2) + "\n"
+
+
+TRAINING = frozenset(field.name for field in fields(Training))
+RUN = frozenset(field.name for field in fields(RunConfig)) - TRAINING
+Options = TypeVar("Options", bound=Training)
+
+
+def parse_options(content: Any, path: Path) -> dict[str, Any]:
+    """The options in the content of config.json, after checks of its checksum, its version and its Training options."""
     if not isinstance(content, dict) or type(content.get("version")) is not int:
-        raise UserError(f"{path} is not a run's configuration: it has no version")
+        raise UserError(f"{path} is not the configuration of a run: it has no version")
     try:
-        content = opened(content) if "sha256" in content else content  # runs begun before 0.1 have none
+        content = verify_checksum(content) if "sha256" in content else dict(content)  # runs before 0.1 have none
     except ValueError as error:
         raise UserError(f"{path} was changed or is damaged: {error}; restore it from a copy") from None
     version = content.pop("version")
-    if version > VERSION:
+    if version != VERSION:
         raise UserError(f"{path} {written_by_newer('configuration', version, VERSION)}")
-    if version < VERSION:
-        raise UserError(f"{path} is of version {version}, which never was")
+    _build(Training, {name: value for name, value in content.items() if name in TRAINING}, path)
     return content
 
 
-def run_config(content: dict[str, Any], where: Path) -> RunConfig:
-    """A RunConfig from `config.json`, refusing what it does not know."""
-    unknown = set(content) - {field.name for field in fields(RunConfig)}
-    if unknown:
-        raise UserError(
-            f"{where / 'config.json'} has options that this version does not know: {', '.join(sorted(unknown))}"
-        )
+def parse_config(options: dict[str, Any], path: Path) -> RunConfig:
+    """The options of config.json as a RunConfig."""
+    if unknown := set(options) - TRAINING - RUN:
+        raise UserError(f"{path} has options that this version does not know: {', '.join(sorted(unknown))}")
+    return _build(RunConfig, options, path)
+
+
+def _build(kind: type[Options], options: dict[str, Any], path: Path) -> Options:
     try:
-        return RunConfig(**content)
-    except TypeError as error:
-        raise UserError(f"{where / 'config.json'} is damaged: {error}") from None
+        return kind(**options)
+    except UserError as error:
+        raise UserError(f"{path} is damaged: {error}") from None
 
 
-def identity(config: dict[str, Any]) -> str:
-    """What tells runs apart: a digest of all options but how long to go on."""
-    return str(sealed({name: value for name, value in config.items() if name != "epochs"})["sha256"])
+def identity(options: dict[str, Any]) -> str:
+    """A digest that differs between runs: of all options but the number of epochs, which may grow."""
+    return str(add_checksum({name: value for name, value in options.items() if name != "epochs"})["sha256"])
 
 
-def another_run(folder: Path, epochs: int, more: int) -> UserError:
-    """Why a run whose outer rate falls over its epochs cannot have more of them."""
-    return UserError(
-        f"the outer rate of the run in {folder} falls over its {epochs} epochs, so one of {more} is another run:"
-        " choose another folder"
-    )
+def check_same_options(
+    folder: Path, stored: dict[str, Any], wanted: dict[str, Any], longer: bool, rate_falls: bool
+) -> None:
+    """Raise an error unless the run in a folder has the wanted options.
 
-
-def taken_up(config: RunConfig, folder: Path, longer: bool = False) -> RunConfig:
-    """The configuration of a run that may have begun in `folder`, with what it settled for the machine then.
-
-    A run goes on with the device, the threads, ... that it began with, wherever it is taken up. Refuses other options
-    than its own, but for more epochs where `longer`.
+    Args:
+        longer: whether more epochs may be wanted than the run has.
+        rate_falls: whether the outer rate falls over the epochs; a run with more of them is another run then.
     """
-    if not (folder / "config.json").exists():
-        return config
-    stored = asdict(run_config(read_config(folder), folder))
-    left_open = {name for name, value in asdict(config).items() if value == "auto"}
-    left_open |= {"threads"} if config.threads == 0 else set()
-    if longer and config.epochs > stored["epochs"]:
-        if config.rate_falls:
-            raise another_run(folder, stored["epochs"], config.epochs)
-        stored["epochs"] = config.epochs
-    for name, value in asdict(config).items():
-        if name not in left_open and value != stored[name]:
+    for name in sorted(stored.keys() | wanted.keys()):
+        has, want = stored.get(name), wanted.get(name)
+        if has == want:
+            continue
+        more = name == "epochs" and longer and has is not None and want is not None and want > has
+        if not more:
             raise UserError(
-                f"the run in {folder} has {stored[name]} epochs, not {value}; give --epochs with as many, or more"
-                if name == "epochs"
-                else f"the run in {folder} was begun with {name} = {stored[name]!r}, not {value!r};"
-                " give the same options as then, or choose another folder"
+                f"the run in {folder} has {name} = {has!r}, not {want!r}: give the same options"
+                + (" (epochs may be more)" if name == "epochs" and longer else "")
+                + ", or choose another folder"
             )
-    return RunConfig(**stored)
+        if rate_falls:
+            raise UserError(
+                f"the outer rate of the run in {folder} falls over its {has} epochs, so a run of {want} is another one:"
+                " choose another folder"
+            )
+
+
+def check_further_entries(about: Any) -> dict[str, Any]:
+    """What a user adds to config.json: JSON values under names that it does not use itself.
+
+    `method` marks a run that can be built again from its config.json alone; such a run has all options of RunConfig.
+    """
+    if about is None:
+        return {}
+    if not isinstance(about, Mapping) or not all(isinstance(name, str) for name in about):
+        raise UserError(f"about is a dict with names for its keys, not {short_repr(about)}")
+    if taken := set(about) & {*TRAINING, "version", "sha256"}:
+        raise UserError(f"about has {', '.join(sorted(taken))}, which config.json has already: choose other names")
+    if "method" in about and {*about, "deterministic"} != RUN:
+        raise UserError("about has method, which config.json has for models of the command line: choose another name")
+    for name, value in about.items():
+        try:
+            json.dumps(value, allow_nan=False, default=_path_text)
+        except (TypeError, ValueError, RecursionError):
+            raise UserError(f"about has {name} = {short_repr(value)}, which config.json cannot hold") from None
+    return dict(about)
+
+
+def _path_text(value: Any) -> str:
+    if not isinstance(value, PurePath):
+        raise TypeError(type(value).__name__)
+    return str(value)

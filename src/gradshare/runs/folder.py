@@ -13,112 +13,95 @@ Reports and grids read runs without PyTorch, so this module imports nothing heav
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import count
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from gradshare.errors import UserError
-from gradshare.files import parse_json, read_bytes, read_text, record, sha256
-from gradshare.runs import locks
-from gradshare.runs.config import RunConfig, read_config, run_config
-from gradshare.runs.divergence import Divergence
+from gradshare.errors import DamageWarning, UserError, out_of_memory
+from gradshare.files import (
+    NEW,
+    parse_json,
+    read_bytes,
+    read_json,
+    read_text,
+    record,
+    sha256,
+    sync,
+    tidy,
+    write_whole,
+    writing,
+)
+from gradshare.runs import checkpoints, locks
+from gradshare.runs.config import (
+    RunConfig,
+    check_same_options,
+    identity,
+    options_text,
+    parse_config,
+    parse_options,
+)
+from gradshare.runs.divergence import Diverged
+from gradshare.runs.records import (
+    ENSEMBLE,
+    Divergence,
+    Epoch,
+    Progress,
+    Score,
+    Status,
+    Summary,
+    Test,
+    Timing,
+    best_epochs,
+)
 
-Status = Literal["waiting", "running", "stopped", "failed", "diverged", "done"]
-"""How far a run is. The files of a run never say "failed": whoever starts runs in other processes notes that."""
-ENSEMBLE = 5  # best epochs whose checkpoints are kept, and which together are the ensemble of the test
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gradshare.runs.checkpoints import Checkpoint
+
+__all__ = ["ENSEMBLE", "Divergence", "Epoch", "Progress", "RunFolder", "Score", "Status", "Summary", "Test", "Timing"]
+__all__ += ["best_epochs", "find_runs", "merge_with_saved", "next_free"]
+
 CONFIG, METRICS, TIMINGS, SUMMARY, DONE = "config.json", "metrics.jsonl", "timings.jsonl", "summary.json", "DONE"
 NOTE = "diverged.json"
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """A line of metrics.jsonl. Accuracies are None for regression; losses are None if no task has a finite one."""
-
-    epoch: int  # from 1
-    train_loss: float | None = None
-    train_accuracy: float | None = None
-    skipped: int = 0  # meta-steps not taken, because something was not finite
-    val_loss: float | None = None
-    val_accuracy: float | None = None
-    val_interval: float | None = None  # half the 95 % interval over tasks: of the accuracy, or else of the loss
-    val_diverged: int = 0  # validation tasks without a finite loss
-    m: tuple[float, ...] | None = None  # the gates of every inner step, after the sigmoid; None: the arm has none
-    lam: tuple[float, ...] | None = None
-    agreement: tuple[float, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Timing:
-    """A line of timings.jsonl."""
-
-    epoch: int
-    train_seconds: float
-    val_seconds: float
-
-
 Line = TypeVar("Line", Epoch, Timing)
 
 
 @dataclass(frozen=True)
-class Score:
-    """The mean over the test tasks."""
-
-    accuracy: float | None  # None for regression
-    interval: float | None  # half the 95 % interval over tasks: of the accuracy, or else of the loss
-    loss: float | None
-    diverged: int = 0  # tasks without a finite loss
-    epochs: tuple[int, ...] = ()  # one, or those of the ensemble
-
-
-@dataclass(frozen=True)
-class Test:
-    """The best epoch alone, and the ensemble of the best epochs, on the test tasks."""
-
-    tasks: int
-    best: Score
-    ensemble: Score
-    __test__ = False  # pytest would take the class for a test
-
-
-@dataclass(frozen=True)
-class Summary:
-    """summary.json of a finished run."""
-
-    best_epoch: int
-    best_val_accuracy: float | None = None
-    best_val_loss: float | None = None
-    test: Test | None = None
-
-
 class RunFolder:
     """A run on disk. Every file that cannot be read, or holds something else, raises a UserError that names it."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-
-    def __repr__(self) -> str:
-        return f"RunFolder({str(self.path)!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RunFolder) and self.path == other.path
-
-    def __hash__(self) -> int:
-        return hash(self.path)
+    path: Path
 
     def exists(self) -> bool:
         """Whether a run was started here."""
         return (self.path / CONFIG).is_file()
 
+    @property
+    def done(self) -> bool:
+        """Whether the run is finished."""
+        return (self.path / DONE).exists()
+
     def options(self) -> dict[str, Any]:
         """The content of config.json, with its checksum and version verified."""
-        return read_config(self.path)
+        path = self.path / CONFIG
+        try:
+            content = read_json(path)
+        except FileNotFoundError:
+            raise UserError(f"{self.path} is not a run: it has no {CONFIG}") from None
+        except NotADirectoryError:
+            raise UserError(f"{self.path} is not a run: it is a file") from None
+        return parse_options(content, path)
 
     def config(self) -> RunConfig | None:
         """The options as a RunConfig; None if the run was started from Python with a learner of your own."""
         options = self.options()
-        return run_config(options, self.path) if "method" in options else None
+        return parse_config(options, self.path / CONFIG) if "method" in options else None
 
     def epochs(self) -> list[Epoch]:
         """The metrics of the epochs finished so far."""
@@ -145,7 +128,7 @@ class RunFolder:
 
     def damage(self) -> str:
         """What is wrong with the files of a finished run; "" if nothing is, or the run is not finished."""
-        if not (self.path / DONE).exists():
+        if not self.done:
             return ""
         try:
             if self.summary() is None:
@@ -159,18 +142,166 @@ class RunFolder:
 
     def holder(self) -> str | None:
         """The process that trains the run now, in words; None if none does."""
-        found = locks.holder(self.path)
-        return None if found is None else str(found)
+        return locks.holder(self.path)
 
     def status(self) -> Status:
         """How far the run is, from its files alone."""
         if not self.exists():
             return "running" if self.holder() else "waiting"
-        if (self.path / DONE).exists():
+        if self.done:
             return "done"
         if self.holder():
             return "running"
         return "diverged" if (self.path / NOTE).exists() else "stopped"
+
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint that is not damaged; None if the run has none yet."""
+        return checkpoints.newest(self.checkpoint_folder, identity(self.options()))
+
+    def load_epoch(self, epoch: int) -> dict[str, Tensor]:
+        """The tensors of the run at the end of an epoch."""
+        path = checkpoints.of_epoch(self.checkpoint_folder, epoch)
+        if not path.exists():
+            kept = ", ".join(path.name for path in checkpoints.listing(self.checkpoint_folder)) or "none"
+            raise UserError(f"the run in {self.path} has no checkpoint of epoch {epoch}; there are {kept}")
+        try:
+            return checkpoints.load(path, identity(self.options()))[1]
+        except checkpoints.Damaged as error:
+            raise checkpoints.Damaged(
+                f"{error}; epoch {epoch} is needed: restore it from a copy, or start the run again in another folder"
+            ) from None
+
+    # The rest is for training, which holds the lock of the folder.
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        return self.path / "checkpoints"
+
+    def open(
+        self,
+        options: dict[str, Any],
+        resume: bool | None,
+        check: Callable[[], None],
+        rate_falls: bool = False,
+    ) -> Checkpoint | None:
+        """Start a run here, or find the newest checkpoint of the run that is here.
+
+        Args:
+            resume: True: there must be a run; False: there must be none; None: either.
+            check: raises an error for options that cannot be trained; called before a new run is written.
+            rate_falls: as `check_same_options` has it. More epochs than the run has are allowed; `extend_epochs` then
+                writes the new number.
+        """
+        if self.exists() and resume is False:
+            raise UserError(f"{self.path} already holds a run: resume it (train --resume), or choose another folder")
+        if not self.exists() and not resume:
+            self._start(options, check)
+            return None
+        wanted = json.loads(json.dumps(options, default=str))
+        check_same_options(self.path, self.options(), wanted, longer=True, rate_falls=rate_falls)
+        with writing(self.path):
+            checkpoints.recover(self.checkpoint_folder)
+        found = self.newest()
+        if found is None and (self.done or self.epochs()):
+            raise UserError(
+                f"the run in {self.path} has trained, but its checkpoints are gone: restore them from a copy,"
+                " or start the run again in another folder"
+            )
+        return found
+
+    def _start(self, options: dict[str, Any], check: Callable[[], None]) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path} is a file; choose another folder")
+        if self.path.exists() and any(path.name != f".{CONFIG}{NEW}" for path in self.path.iterdir()):
+            raise UserError(f"{self.path} is not empty and not a run; choose another folder")
+        check()
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            sync(self.path.parent)
+        write_whole(self.path / CONFIG, options_text(options))
+
+    @contextmanager
+    def remove_if_out_of_memory(self) -> Iterator[None]:
+        """Remove the folder of a new run that runs out of memory before its first checkpoint."""
+        new = not self.exists()
+        with tidy(self.path):
+            try:
+                yield
+            except Exception as error:
+                if new and out_of_memory(error) and not self.checkpoint_folder.exists():
+                    (self.path / CONFIG).unlink(missing_ok=True)
+                raise
+
+    def check_not_diverged(self) -> None:
+        """Raise `Diverged` for a run that diverged: resumed, it would do so again."""
+        if (found := self.divergence()) is not None:
+            raise Diverged(
+                f"the run in {self.path} diverged: {found}; train with a lower rate in another folder, or delete"
+                f" {self.path / NOTE} to resume it anyway, from {found.checkpoint}"
+            )
+
+    def extend_epochs(self, options: dict[str, Any]) -> None:
+        """Write the new number of epochs, if it differs.
+
+        The result goes first: a process killed in between leaves an unfinished run with the old number of epochs.
+        """
+        if self.options()["epochs"] == options["epochs"]:
+            return
+        with writing(self.path):
+            for name in (DONE, SUMMARY):
+                (self.path / name).unlink(missing_ok=True)
+                sync(self.path)
+        write_whole(self.path / CONFIG, options_text(options))
+
+    def roll_back_to(self, progress: Progress, epochs: int) -> None:
+        """Make all files agree with the checkpoint that the run continues from; `epochs` is how many it is to have."""
+        with writing(self.path):
+            checkpoints.set_aside(self.checkpoint_folder, progress)
+            checkpoints.prune(self.checkpoint_folder, best_epochs(progress.metrics))
+            for left in self.path.glob(f".*{NEW}"):
+                left.unlink()
+            self._write_lines(progress)
+            damage = self.damage()
+            if self.done and (damage or progress.epoch < epochs):
+                (self.path / DONE).unlink()
+        if damage and progress.epoch == epochs:
+            _warn(f"the run in {self.path} is damaged: {damage}; it is tested again")
+        if not self.done:
+            self._warn_of_lost(best_epochs(progress.metrics))
+
+    def _warn_of_lost(self, epochs: list[int]) -> None:
+        """Name the best epochs that have no checkpoint any more, while there is time to restore it."""
+        lost = [epoch for epoch in sorted(epochs) if not checkpoints.of_epoch(self.checkpoint_folder, epoch).exists()]
+        if lost:
+            _warn(
+                f"the run in {self.path} has lost the checkpoints of some of its best epochs"
+                f" ({', '.join(map(str, lost))}): the test needs them, unless later epochs are better;"
+                " restore them from a copy"
+            )
+
+    def save(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
+        """Write a checkpoint."""
+        checkpoints.save(self.checkpoint_folder, progress, tensors)
+
+    def write_epoch(self, progress: Progress) -> None:
+        """Bring the other files up to date with the checkpoint of an epoch that was just saved."""
+        self._write_lines(progress)
+        checkpoints.prune(self.checkpoint_folder, best_epochs(progress.metrics))
+
+    def _write_lines(self, progress: Progress) -> None:
+        files = {METRICS: [line.as_json() for line in progress.metrics], TIMINGS: map(asdict, progress.timings)}
+        for name, lines in files.items():
+            text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+            write_whole(self.path / name, text)
+
+    def write_divergence(self, found: Divergence) -> None:
+        """Note why the run is stopped."""
+        write_whole(self.path / NOTE, json.dumps(asdict(found), indent=2, allow_nan=False) + "\n")
+
+    def finish(self, summary: Summary) -> None:
+        """Write the result."""
+        write_whole(self.path / SUMMARY, json.dumps(summary.as_json(), indent=2, allow_nan=False) + "\n")
+        write_whole(self.path / DONE, self._checksums())
 
     def _checksums(self) -> str:
         names = (CONFIG, METRICS, SUMMARY)
@@ -178,15 +309,10 @@ class RunFolder:
 
     def _json(self, name: str) -> Any:
         """The content of a JSON file; None if there is no such file."""
-        path = self.path / name
         try:
-            return parse_json(read_text(path))
+            return read_json(self.path / name)
         except FileNotFoundError:
             return None
-        except UserError:
-            raise
-        except ValueError as error:
-            raise UserError(f"{path} is damaged: {error}") from None
 
     def _lines(self, name: str, kind: type[Line]) -> list[Line]:
         """The lines of a file with a line for each epoch; none if there is no such file."""
@@ -219,20 +345,6 @@ def _parse_lines(path: Path, kind: type[Line], lines: list[str]) -> Iterator[Lin
         yield found
 
 
-def best_epochs(epochs: Sequence[Epoch], count: int = ENSEMBLE) -> list[int]:
-    """The epochs with the best validation, best first; of two equal ones the earlier first.
-
-    By accuracy; for regression by loss, with epochs in which fewer tasks diverged before all others.
-    """
-
-    def rank(line: Epoch) -> tuple[float, float]:
-        if line.val_accuracy is not None:
-            return 0, -line.val_accuracy
-        return line.val_diverged, math.inf if line.val_loss is None else line.val_loss
-
-    return [line.epoch for line in sorted(epochs, key=rank)[:count]]
-
-
 def find_runs(where: Path, levels: int = 3) -> list[RunFolder]:
     """Every run folder in a folder and so many levels below it, sorted by path; a run folder is not searched."""
     folder = RunFolder(where)
@@ -242,3 +354,29 @@ def find_runs(where: Path, levels: int = 3) -> list[RunFolder]:
         return []
     children = sorted(path for path in where.iterdir() if path.is_dir() and not path.name.startswith("."))
     return [run for child in children for run in find_runs(child, levels - 1)]
+
+
+def next_free(parent: Path) -> Path:
+    """The first of run-1, run-2, ... that does not exist."""
+    return next(path for number in count(1) if not (path := parent / f"run-{number}").exists())
+
+
+def merge_with_saved(config: RunConfig, folder: Path, longer: bool = False) -> RunConfig:
+    """A configuration with what it leaves open (device, threads, ...) as the run in a folder has it, if there is one.
+
+    Raises an error if the run has other options. `longer` allows more epochs than it has.
+    """
+    saved = RunFolder(folder)
+    if not saved.exists():
+        return config
+    stored = saved.config()
+    if stored is None:
+        raise UserError(f"the run in {folder} was started from Python, so the command line cannot resume it")
+    left_open = [name for name, value in vars(config).items() if value == "auto" or (name, value) == ("threads", 0)]
+    merged = replace(config, **{name: getattr(stored, name) for name in left_open})
+    check_same_options(folder, asdict(stored), asdict(merged), longer, config.rate_falls)
+    return merged
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, DamageWarning, stacklevel=3)

@@ -1,85 +1,72 @@
-"""Processes that train side by side. Each saves when it is asked to stop, and its exit code says how it ended."""
+"""A process that trains: how Ctrl-C and SIGTERM ask it to save and stop, and its exit codes."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-from collections.abc import Callable
-from multiprocessing.context import SpawnProcess
-from typing import Any, Self
-
-from gradshare.runs.interruption import become_worker
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 DONE, FAILED, STOPPED = 0, 1, 3  # exit codes; any other, or a signal's number below 0: the process died
 
 
-def one_of_several() -> bool:
-    """Whether this process works with others on one run, as torchrun, or whatever started it, tells it."""
-    return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+class Interrupted(Exception):  # nothing went wrong
+    """A run was asked to stop, and did, with everything saved."""
+
+    def __init__(self, folder: Path, where: str) -> None:
+        super().__init__(f"stopped {where}; all is saved in {folder}")
 
 
-class Processes:
-    """The processes at work, by name; those still there when the block ends are killed."""
+class HardStop(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM when there is nothing to save first, or for the second time.
 
-    def __init__(self) -> None:
-        self.context = multiprocessing.get_context("spawn")
-        self.running: dict[str, SpawnProcess] = {}
-        self._asked: set[str] = set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in self.running.values():
-            process.kill()
-            process.join()
-
-    def start(self, name: str, target: Callable[..., object], *arguments: Any) -> None:
-        """Start a process; it does not hear Ctrl-C.
-
-        A Ctrl-C reaches every process of the terminal; the parent alone answers it, by asking its children to stop.
-        """
-        process = self.context.Process(target=_work, args=(target, *arguments))
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # children inherit what is ignored
-        try:
-            process.start()
-        finally:
-            signal.signal(signal.SIGINT, before)
-        self.running[name] = process
-
-    def ask_to_stop(self) -> None:
-        """Have every process save and end; each is asked once."""
-        for name, process in self.running.items():
-            if process.is_alive() and name not in self._asked:
-                assert process.pid is not None
-                os.kill(process.pid, signal.SIGTERM)
-                self._asked.add(name)
-
-    def ended(self) -> dict[str, int]:
-        """The exit codes of those that ended since the last call."""
-        codes = {name: process.exitcode for name, process in self.running.items() if not process.is_alive()}
-        for name in codes:
-            del self.running[name]
-            self._asked.discard(name)
-        return {name: -1 if code is None else code for name, code in codes.items()}
-
-
-def _work(target: Callable[..., object], *arguments: Any) -> None:
-    become_worker()
-    target(*arguments)
-
-
-def own_cores() -> int:
-    """Cores that this process may use: a scheduler often gives it fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def side_by_side(jobs: int, count: int, device: str) -> tuple[int, int]:
-    """How many of `count` trainings to run at a time, and the threads of each; `jobs` is the wish, 0 for none.
-
-    On a CPU two trainings side by side, a core each, beat one on all cores; a GPU is best used by one.
+    Not KeyboardInterrupt itself: Python exits as if killed, whatever exit code was meant, if that one passes through an
+    `exec`, as many imports have.
     """
-    cores = own_cores()
-    jobs = min(jobs or (cores if device == "cpu" else 1), count)
-    return jobs, max(1, cores // jobs)
+
+
+_is_worker = False
+
+
+@contextmanager
+def stop_requests(patient: bool = False) -> Iterator[Callable[[], bool]]:
+    """Within the block, the first Ctrl-C or SIGTERM is a request to stop; a second one raises `HardStop`.
+
+    Args:
+        patient: treat a second one like the first: torchrun passes on what the terminal has sent already.
+    """
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+        yield asked.is_set
+        return
+
+    def handle(number: int, frame: object) -> None:
+        if asked.is_set() and not (patient or _is_worker):
+            raise HardStop
+        asked.set()
+
+    wanted = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handle) for number in wanted}
+    try:
+        yield asked.is_set
+    finally:
+        answered = _is_worker and asked.is_set()  # the same request must not kill a worker that is about to exit
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_IGN if answered else handler)
+
+
+def become_worker() -> None:
+    """From now on this process treats a second request to stop like the first.
+
+    A scheduler, or `timeout`, sends SIGTERM to all processes of a job, and then the parent asks its workers to stop:
+    both are the same request. A second Ctrl-C stops the parent, which kills its workers.
+    """
+    global _is_worker
+    _is_worker = True
+
+
+def one_of_several() -> bool:
+    """Whether torchrun, or whatever started this process, says that it works with others on one run."""
+    return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"

@@ -1,18 +1,15 @@
-"""Damaged files: named and passed over, or a clear stop, or harmless; never loaded silently."""
+"""Damaged files: named and not used, or an error that names them, or harmless; never loaded silently."""
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import signal
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
 from gradshare.errors import UserError
-from gradshare.runs import checkpoints, locks
+from gradshare.runs import checkpoints
 from gradshare.runs.locks import lock_of
 
 from .children import Broken, Ended, gradshare
@@ -59,28 +56,31 @@ WAYS: list[Callable[[bytearray, Random], str]] = [flip] * 8 + [truncate] * 5 + [
 WHAT = "damaged files"
 
 
-def damage(chaos: Chaos) -> None:
-    """One file of a finished or an unfinished run, damaged by chance; then the run is taken up, and finished."""
-    share = 0.25 if chaos.thorough else 0.12  # a load is quick, and taking up a run is not
-    origins = [(run, origin) for run in chaos.runs for origin in (stopped(chaos, run), run.whole)]
+def files(chaos: Chaos, random: Random) -> Iterator[None]:
+    """One file of a finished or an unfinished run is damaged; then the run is resumed and finished."""
+    origins = _origins(chaos)
     for i in range(chaos.damaged):
         run, origin = origins[i % len(origins)]
-        name, change = _choose(origin, chaos.random)
+        name, change = _choose(origin, random)
         with chaos.trying(WHAT, f"{run.name}, {origin.name}/{name}: {change.__name__}") as place:
             shutil.copytree(origin, place / "run")
-            how = _apply(place / "run" / name, change, chaos.random)
+            how = _apply(place / "run" / name, change, random)
+            resume = random.random() < 0.25  # to load a checkpoint is quick, to resume a run is not
             try:
-                outcome = _take_up(run, place / "run", name, chaos.random.random() < share)
+                outcome = _take_up(run, place / "run", name, resume)
             except Broken as error:
                 raise Broken(f"{how}\n{error}") from None
         chaos.outcomes[f"{WHAT}: {outcome}"] += 1
-    for i in range(chaos.damaged // 30):
-        _damage_lock(chaos, origins[i % len(origins)][0])
-    _exchange(chaos, chaos.runs[1])
+        yield
 
 
-def _exchange(chaos: Chaos, run: Run) -> None:
-    """A whole checkpoint of the same run with another seed, which fits and whose checksums are right."""
+def _origins(chaos: Chaos) -> list[tuple[Run, Path]]:
+    return [(run, origin) for run in chaos.runs for origin in (stopped(chaos, run), run.whole)]
+
+
+def checkpoints_of_another_run(chaos: Chaos, random: Random) -> Iterator[None]:
+    """A whole checkpoint of the same run with another seed: its shapes and checksums are right."""
+    run = chaos.runs[1]
     other, seed = chaos.folder / "other-seed", run.options.index("--seed") + 1
     gradshare("train", *run.options[:seed], 999, *run.options[seed + 1 :], "--out", other)
     for origin in (stopped(chaos, run), run.whole):
@@ -93,26 +93,19 @@ def _exchange(chaos: Chaos, run: Run) -> None:
                 shutil.copytree(path, (place / "run" / name).parent, dirs_exist_ok=True)
                 outcome = _resume(run, place / "run", name)
             chaos.outcomes[f"checkpoints of another run: {outcome}"] += 1
+            yield
 
 
-def _damage_lock(chaos: Chaos, run: Run) -> None:
-    """The lock of a process that is gone, damaged: taken over, or a clear stop that names it, until it is stale."""
-    change = chaos.random.choice(WAYS)
-    with chaos.trying("damaged lock files", f"{run.name}: {change.__name__}") as place:
-        lock = lock_of(place / "run")
-        gone = {**locks._own()._asdict(), "born": 1}
-        lock.write_text(json.dumps(gone))
-        _apply(lock, change, chaos.random)
-        ended = gradshare(*run.start(place / "run"))
-        ended.must_be_tidy()
-        if ended.code:
-            ended.must(ended.code == 2 and str(lock) in ended.text, "a damaged lock is not named")
-            long_ago = time.time() - locks.LEASE - 1
-            os.utime(lock, (long_ago, long_ago))
-        run.finish(place / "run")
-    chaos.outcomes[
-        f"damaged lock files: {'a clear stop that names it, then stale' if ended.code else 'taken over'}"
-    ] += 1
+def lock_files(chaos: Chaos, random: Random) -> Iterator[None]:
+    """The lock file of a process that is gone, damaged: it does not matter."""
+    for i in range(chaos.damaged // 30):
+        run, change = chaos.runs[i % len(chaos.runs)], random.choice(WAYS)
+        with chaos.trying("damaged lock files", f"{run.name}: {change.__name__}") as place:
+            lock = lock_of(place / "run")
+            lock.write_text("process 1 on another machine, since 2026-01-01 00:00:00\n")
+            _apply(lock, change, random)
+            run.finish(place / "run")
+        yield
 
 
 def stopped(chaos: Chaos, run: Run) -> Path:

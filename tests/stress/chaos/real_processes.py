@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 from .children import Ended, gradshare
 from .settings import Chaos
@@ -19,45 +20,42 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 HANGS = 300  # seconds after which a process is taken to hang
 
 
-def disturb(chaos: Chaos) -> None:
-    """In full only: `train`, and `compare` with two processes at a time, stopped by the clock; then to the end."""
-    if chaos.thorough:
-        _train(chaos, 5)
-        _compare(chaos, 3)
-
-
-def _train(chaos: Chaos, tries: int) -> None:
-    for i in range(tries):
+def train(chaos: Chaos, random: Random) -> Iterator[None]:
+    """`train` undisturbed, and stopped by the clock, then to the end."""
+    for i in range(5):
         run = chaos.runs[i % len(chaos.runs)]
         with chaos.trying("train as a process of its own", "undisturbed") as place:
             undisturbed = _process(run.start(place / "run"))
             undisturbed.must(undisturbed.code == 0, "an undisturbed run failed")
             run.must_equal(place / "run")
+        yield
         for number in SIGNALS:
-            seconds = chaos.random.uniform(0, undisturbed.seconds)
+            seconds = random.uniform(0, undisturbed.seconds)
             with chaos.trying(f"train as a process of its own, {number.name}", f"{seconds:.3f} s") as place:
                 ended = _process(run.start(place / "run"), seconds, number)
                 run.finish(place / "run", _must_end(ended, number, place / "run"))
+            yield
 
 
-def _compare(chaos: Chaos, tries: int) -> None:
+def compare(chaos: Chaos, random: Random) -> Iterator[None]:
+    """`compare` with two processes at a time, stopped by the clock, then to the end."""
     run = chaos.runs[0]
     words = ("compare", *_without_arm(run.options), "--out")
     whole = chaos.folder / "comparison"
     undisturbed = _process((*words, str(whole), "--jobs", "2"))
     undisturbed.must(undisturbed.code == 0, "an undisturbed comparison failed")
     arms = [replace(run, whole=whole / arm) for arm in ("original", "shared")]
-    for number in SIGNALS:
-        for _ in range(tries):
-            seconds = chaos.random.uniform(0, undisturbed.seconds)
-            with chaos.trying(f"compare with two processes, {number.name}", f"{seconds:.3f} s") as place:
-                again = (*words, str(place / "run"), "--jobs", "2")
-                _must_end(_process(again, seconds, number), number, place / "run" / "shared")
-                ended = gradshare(*again[:-1], "1")
-                ended.must_be_tidy()
-                ended.must(ended.code == 0, "a disturbed comparison could not be finished")
-                for arm in arms:
-                    arm.must_equal(place / "run" / arm.whole.name)
+    for number in SIGNALS * 3:
+        seconds = random.uniform(0, undisturbed.seconds)
+        with chaos.trying(f"compare with two processes, {number.name}", f"{seconds:.3f} s") as place:
+            again = (*words, str(place / "run"), "--jobs", "2")
+            _must_end(_process(again, seconds, number), number, place / "run" / "shared")
+            ended = gradshare(*again[:-1], "1")
+            ended.must_be_tidy()
+            ended.must(ended.code == 0, "a disturbed comparison could not be finished")
+            for arm in arms:
+                arm.must_equal(place / "run" / arm.whole.name)
+        yield
 
 
 def _must_end(ended: Ended, number: int, folder: Path) -> tuple[str, ...]:

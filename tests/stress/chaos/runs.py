@@ -1,4 +1,4 @@
-"""The short runs that suffer, and the same runs left alone, to compare with to the last bit."""
+"""The short runs that are disturbed, and the same runs undisturbed, to compare with to the last bit."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ def make_data(folder: Path) -> Path:
     return folder
 
 
-def prepare(folder: Path, data: Path, seed: int, short: bool) -> list[Run]:
-    """Every run once, undisturbed, and once more with its moments written down."""
+def prepare(folder: Path, data: Path, seed: int) -> list[Run]:
+    """Every run once, undisturbed, and once more with its moments recorded."""
     runs = []
-    for number, (name, learner) in enumerate(list(LEARNERS.items())[: 2 if short else None]):
-        options = {"dataset": data, **SIZES, "epochs": 1 + number if short else 3, **learner, "seed": seed + number}
+    for number, (name, learner) in enumerate(LEARNERS.items()):
+        options = {"dataset": data, **SIZES, "epochs": 3, **learner, "seed": seed + number}
         words = _words(options)
         whole, again, record = (folder / f"{kind}-{number}" for kind in ("whole", "again", "moments"))
         again.mkdir()

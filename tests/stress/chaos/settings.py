@@ -1,11 +1,11 @@
-"""What the parts of the suite share: runs, chance, places, time, and the counts."""
+"""What the parts of the suite share: runs, folders, time and counts."""
 
 from __future__ import annotations
 
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -22,24 +22,22 @@ class TimeIsUp(Exception):
 
 @dataclass
 class Chaos:
-    """A chaos in progress."""
+    """The state of the suite while it runs."""
 
     folder: Path
     runs: list[Run]
     kills: int  # wanted
     damaged: int  # files wanted
-    thorough: bool  # every moment, or some of every kind
     deadline: float  # of time.monotonic
-    random: Random = field(default_factory=Random)
     tried: Counter[str] = field(default_factory=Counter)
-    kept: Counter[str] = field(default_factory=Counter)  # of these, with every promise
-    outcomes: Counter[str] = field(default_factory=Counter)  # how
-    skipped: dict[str, str] = field(default_factory=dict)  # what, and why
+    kept: Counter[str] = field(default_factory=Counter)  # tries that kept every promise
+    outcomes: Counter[str] = field(default_factory=Counter)
+    skipped: dict[str, str] = field(default_factory=dict)  # what was skipped: why
     _numbers: Iterator[int] = field(default_factory=count)
 
     @contextmanager
     def trying(self, what: str, how: str) -> Iterator[Path]:
-        """One try: a place of its own for a run folder; counted if it ends well, kept to be looked at if not."""
+        """One try, in a folder of its own. The folder is kept if a promise is broken."""
         if time.monotonic() > self.deadline:
             raise TimeIsUp(f"time is up in: {what}")
         self.tried[what] += 1
@@ -51,3 +49,7 @@ class Chaos:
             raise Broken(f"{what}: {how}\n{error}\n  the folder: {place}") from None
         self.kept[what] += 1
         shutil.rmtree(place)
+
+
+Kind = Callable[[Chaos, Random], Iterator[None]]
+"""One kind of disturbance: a generator that stops after every try, so that kinds can take turns."""

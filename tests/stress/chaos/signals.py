@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 from .children import Ended, gradshare
 from .moments import Trap, send
@@ -31,33 +33,45 @@ def phase(run: Run, n: int) -> str:
     return "the folder"
 
 
-def of_every_phase(chaos: Chaos, run: Run) -> list[int]:
-    """A moment of each phase."""
+def of_every_phase(chaos: Chaos, random: Random) -> Iterator[None]:
+    """Both signals at a moment of each phase."""
+    run = chaos.runs[0]
     by_phase: dict[str, list[int]] = {}
     for n in range(1, len(run.moments) + 1):
         by_phase.setdefault(phase(run, n), []).append(n)
-    return [chaos.random.choice(some) for some in by_phase.values()]
+    for moments in by_phase.values():
+        for number in SIGNALS:
+            _stop_at(chaos, run, random.choice(moments), number)
+            yield
 
 
-def stop(chaos: Chaos) -> None:
-    """Both signals in every phase, and one at every moment of a run; two signals; signals by the clock."""
+def at_every_moment(chaos: Chaos, random: Random) -> Iterator[None]:
     run = chaos.runs[0]
-    moments = [(n, number) for n in of_every_phase(chaos, run) for number in SIGNALS]
-    if chaos.thorough:
-        moments += [(n, SIGNALS[n % 2]) for n in range(1, len(run.moments) + 1)]
-    for n, number in moments:
-        _stop_at(chaos, run, n, f"{number.name}: {phase(run, n)}", number)
-    for n in [n for n, _ in moments][:: 4 if chaos.thorough else 6]:
-        _stop_at(chaos, run, n, "Ctrl-C twice", signal.SIGINT, signal.SIGINT)
-    for _ in range(40 if chaos.thorough else 4):
-        number, run = chaos.random.choice(SIGNALS), chaos.random.choice(chaos.runs)
-        seconds = chaos.random.uniform(0.05, run.seconds)
+    for n in random.sample(range(1, len(run.moments) + 1), len(run.moments)):
+        _stop_at(chaos, run, n, SIGNALS[n % 2])
+        yield
+
+
+def twice(chaos: Chaos, random: Random) -> Iterator[None]:
+    """Two Ctrl-C, one directly after the other, at a quarter of the moments."""
+    run = chaos.runs[0]
+    for n in random.sample(range(1, len(run.moments) + 1), len(run.moments) // 4):
+        _stop_at(chaos, run, n, signal.SIGINT, signal.SIGINT)
+        yield
+
+
+def by_the_clock(chaos: Chaos, random: Random) -> Iterator[None]:
+    for _ in range(40):
+        number, run = random.choice(SIGNALS), random.choice(chaos.runs)
+        seconds = random.uniform(0.05, run.seconds)
         with chaos.trying(f"{number.name} by the clock", f"{run.name}, after {seconds:.3f} s") as place:
             ended = gradshare(*run.start(place / "run"), after_seconds=seconds, number=number)
             run.finish(place / "run", must_stop_well(ended, place / "run"))
+        yield
 
 
-def _stop_at(chaos: Chaos, run: Run, n: int, what: str, *numbers: int) -> None:
+def _stop_at(chaos: Chaos, run: Run, n: int, *numbers: signal.Signals) -> None:
+    what = "Ctrl-C twice" if len(numbers) > 1 else f"{numbers[0].name}: {phase(run, n)}"
     with chaos.trying(what, f"{run.name}, moment {n}: {run.moments[n - 1]}") as place:
         ended = gradshare(*run.start(place / "run"), before=Trap(place, n, send(*numbers)).set)
         to_go_on = must_stop_well(ended, place / "run")

@@ -1,31 +1,42 @@
-# mypy: ignore-errors
-"""The GPU programs of the block convolution - batch norm - max pool - leaky ReLU, in Triton.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, no-check-untyped-defs
+"""What all GPU programs and their launches have in common.
 
-Activations are [tasks, images, height, width, channels]; a "position" is one (image, row, column) of a task, a "window"
-the 2x2 positions that pooling takes together. Weights are [tasks, taps * inputs, outputs] in the type of the
-activations, with any multiple of 16 elements between tasks. Sums, statistics and accumulators are float32 whatever the
-activations are.
+A *program* here is a function in Triton (`@triton.jit`); the GPU runs many copies of it, one for each part of the data.
+The name of a program that is launched ends in `_program`. The function without that ending takes and returns tensors.
 
-Where the GPU can, a program is launched while the one before it is still running, and begins by waiting for its end.
+Activations are [tasks, images, height, width, channels]. A *position* is one (image, row, column) of a task. A *window*
+is the 2x2 positions that pooling reduces to one. Weights are [tasks, taps * inputs, outputs] in the type of the
+activations, and the distance between two tasks is a multiple of 16 elements. Sums, statistics and accumulators are
+float32 for every type of activations.
+
+Where the GPU can do it, a program is launched while the previous one still runs, and begins by waiting for its end.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Literal, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+from torch import Tensor
 
-from gradshare.engine.conv4.triton.parts import _last_to_arrive, _parts, _store_means
+Precision = Literal["float32", "tf32", "bf16"]
+Pair = tuple[Tensor, Tensor]  # two factors of a product
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # on a CPU, for tests; its bfloat16 is not to be trusted
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # on a CPU, for tests; do not rely on its bfloat16
+DOT: dict[str, str] = {"float32": "ieee", "tf32": "ieee" if INTERPRETED else "tf32", "bf16": "tf32"}
+MOST_PARTS = 128  # partial sums that are added at a time
 
 
 def _all_overlap() -> bool:
-    """Whether every GPU here can launch a program before the one before it has ended: Hopper and later.
+    """Whether every GPU here can launch a program before the previous one ends: Hopper and later.
 
-    Triton knows how to ask for that since 3.4 or so; 3.6 and later were tried.
+    Triton supports this since about 3.4; we have tried 3.6 and later.
     """
     if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 6):
         return False
@@ -34,232 +45,134 @@ def _all_overlap() -> bool:
 
 
 OVERLAPS = tl.constexpr(_all_overlap())
-OVERLAPPED = {"launch_pdl": True} if OVERLAPS.value else {}  # for the launch of every program
+OVERLAPPED = {"launch_pdl": True} if OVERLAPS.value else {}  # an option of every launch
 
 
 @triton.jit
-def _wait():
-    """The first line of every program: what earlier ones wrote is there, and what they read may be overwritten."""
+def wait():
+    """The first line of every program: wait until earlier programs have written their results and read their inputs."""
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
-def _through_activation(gradient, code, slope):
-    """A gradient by the block's output as one by the largest element of each window."""
+def through_activation(gradient, code, slope):
+    """Turn a gradient with respect to a block's output into one with respect to the largest element of each window."""
     return tl.where(code >= 4, gradient, gradient * slope)
 
 
-@triton.jit
-def _taps(k, SOURCE: tl.constexpr, TAPS: tl.constexpr, FLIP: tl.constexpr):
-    """Row and column offset, and channel, of each row k of a filter matrix."""
-    channel = k % SOURCE
-    tap = k // SOURCE
-    if TAPS == 1:
-        down, right = tap * 0, tap * 0
-    elif FLIP:
-        down, right = 1 - tap // 3, 1 - tap % 3
-    else:
-        down, right = tap // 3 - 1, tap % 3 - 1
-    return down, right, channel
+# Sums that many programs compute together. Each program stores its part, and the last one to finish adds the parts in
+# their order. So the result does not depend on which program ran first.
 
 
 @triton.jit
-def _patches(source, m, row, column, k, positions, H, W, SOURCE: tl.constexpr, TAPS: tl.constexpr, FLIP: tl.constexpr):
-    """The k-th values of the patches around positions m: [positions, k]; zero outside the image."""
-    down, right, channel = _taps(k, SOURCE, TAPS, FLIP)
-    there = (m < positions)[:, None] & (k < TAPS * SOURCE)[None, :]
-    if TAPS > 1:
-        r, c = row[:, None] + down[None, :], column[:, None] + right[None, :]
-        there = there & (r >= 0) & (r < H) & (c >= 0) & (c < W)
-    place = m[:, None] * SOURCE + ((down * W + right) * SOURCE + channel)[None, :]
-    return tl.load(source + place, mask=there, other=0.0)
+def last_to_arrive(counter, programs):
+    """Whether all other programs of this counter have stored their parts. The counter is then zero again."""
+    tl.debug_barrier()  # all stores of this program come before it is counted
+    last = tl.atomic_add(counter, 1, sem="acq_rel") == programs - 1
+    if last:
+        tl.store(counter, 0)
+    return last
 
 
 @triton.jit
-def _multiply(
-    total, source, weight, m, row, column, positions, H, W,
-    SOURCE: tl.constexpr, TARGET: tl.constexpr, TAPS: tl.constexpr, FLIP: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Add patches x filters to `total` [positions, targets]."""
-    out = tl.arange(0, BN)
-    for k0 in range(0, TAPS * SOURCE, BK):
-        k = k0 + tl.arange(0, BK)
-        patch = _patches(source, m, row, column, k, positions, H, W, SOURCE, TAPS, FLIP)
-        if FLIP:  # [taps, targets, sources]
-            place = (out * SOURCE)[:, None] + (k // SOURCE * TARGET * SOURCE + k % SOURCE)[None, :]
-            there = (out < TARGET)[:, None] & (k < TAPS * SOURCE)[None, :]
-            filters = tl.trans(tl.load(weight + place, mask=there, other=0.0))
-        else:  # [taps, sources, targets]
-            place = (k * TARGET)[:, None] + out[None, :]
-            there = (k < TAPS * SOURCE)[:, None] & (out < TARGET)[None, :]
-            filters = tl.load(weight + place, mask=there, other=0.0)
-        total = tl.dot(patch, filters, total, input_precision=PRECISION)
+def load_parts(parts, start, programs, tiles, positions, BM: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr):
+    """Load the parts of programs from `start` on, [PARTS, BN], and the number of positions of each program."""
+    part = start + tl.arange(0, PARTS)
+    there = part < programs
+    place = (part * 2 * BN)[:, None] + tl.arange(0, BN)[None, :]
+    left = tl.load(parts + place, mask=there[:, None], other=0.0, cache_modifier=".cg")
+    short = tl.where((tiles - 1) % programs == part, tiles * BM - positions, 0)  # the last tile is not full
+    had = (tiles - part + programs - 1) // programs * BM - short
+    return left, tl.where(there, had, 0).to(tl.float32)[:, None]
+
+
+@triton.jit
+def sum_of_parts(parts, programs, BN: tl.constexpr, PARTS: tl.constexpr):
+    """Sum [programs, BN] over programs."""
+    total = tl.zeros([BN], tl.float32)
+    for start in range(0, programs, PARTS):
+        part = start + tl.arange(0, PARTS)
+        place = (part * BN)[:, None] + tl.arange(0, BN)[None, :]
+        total += tl.sum(tl.load(parts + place, mask=(part < programs)[:, None], other=0.0, cache_modifier=".cg"), 0)
     return total
 
 
-@triton.jit(do_not_specialize=["positions", "H", "W", "stride_a", "stride_b", "tiles", "count"])
-def convolve(
-    source_a, weight_a, source_b, weight_b, target, z, statistics, code, parts, counter, result,
-    positions, H, W, stride_a, stride_b, tiles, count, eps, slope,
-    SOURCE: tl.constexpr, TARGET: tl.constexpr, TAPS: tl.constexpr, FLIP: tl.constexpr, PAIRS: tl.constexpr,
-    SUMS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """target = convolution of a (plus that of b), or with FLIP its adjoint.
-
-    SUMS "moments": result = mean and 1/sqrt(var + eps) of every channel of the target [tasks, 2, channels].
-    SUMS "means": result = mean(q) and mean(q y) for the target q and the normalised y of `z`.
-    SUMS "pooled": the target is a gradient by a pooled block's output, with peak `z` and `code`; result = mean(a) and
-    mean(a y) over the `count` positions before pooling, for the gradient a by the normalised activations.
-    """
-    _wait()
-    program, programs, task = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
-    out = tl.arange(0, BN)
-    kept = out < TARGET
-    source_a += task * positions * SOURCE
-    source_b += task * positions * SOURCE
-    weight_a += task * stride_a * 16
-    weight_b += task * stride_b * 16
-    target += task * positions * TARGET
-    z += task * positions * TARGET
-    if SUMS == "means":
-        mean = tl.load(statistics + task * 2 * TARGET + out, mask=kept, other=0.0)
-        inverse = tl.load(statistics + task * 2 * TARGET + TARGET + out, mask=kept, other=0.0)
-    first = tl.zeros([BN], tl.float32)
-    second = tl.zeros([BN], tl.float32)
-    counted = 0.0
-    for tile in range(program, tiles, programs):
-        m = tile * BM + tl.arange(0, BM)
-        column, row = m % W, m // W % H
-        inside = (m < positions)[:, None] & kept[None, :]
-        place = m[:, None] * TARGET + out[None, :]
-        if SUMS == "means" or SUMS == "pooled":  # asked for early, so that they are there when the product is
-            other = tl.load(z + place, mask=inside, other=0.0)
-        if SUMS == "pooled":
-            codes = tl.load(code + task * positions * TARGET + place, mask=inside, other=0)
-        total = tl.zeros([BM, BN], tl.float32)
-        total = _multiply(
-            total, source_a, weight_a, m, row, column, positions, H, W, SOURCE, TARGET, TAPS, FLIP, BN, BK, PRECISION
-        )
-        if PAIRS == 2:
-            total = _multiply(
-                total, source_b, weight_b, m, row, column, positions, H, W, SOURCE, TARGET, TAPS, FLIP, BN, BK,
-                PRECISION,
-            )  # fmt: skip
-        rounded = total.to(target.dtype.element_ty)
-        tl.store(target + place, rounded, mask=inside)
-        value = rounded.to(tl.float32)
-        if SUMS == "moments":  # by Chan's rule: squares of differences alone, so that a large mean costs no digits
-            here = tl.minimum(BM, positions - tile * BM).to(tl.float32)
-            tile_mean = tl.sum(value, 0) / here
-            away = tl.where(inside, value - tile_mean[None, :], 0.0)
-            shift = tile_mean - first
-            together = counted + here
-            second += tl.sum(away * away, 0) + shift * shift * (counted * here / together)
-            first += shift * (here / together)
-            counted = together
-        elif SUMS == "means":
-            y = (other.to(tl.float32) - mean[None, :]) * inverse[None, :]
-            first += tl.sum(value, 0)
-            second += tl.sum(tl.where(inside, value * y, 0.0), 0)
-        elif SUMS == "pooled":
-            a = _through_activation(value, codes, slope)
-            first += tl.sum(a, 0)
-            second += tl.sum(a * other.to(tl.float32), 0)
-    if SUMS != "none":
-        mine = parts + (task * programs + program) * 2 * BN + out
-        tl.store(mine, first)
-        tl.store(mine + BN, second)
-        if _last_to_arrive(counter + task, programs):
-            parts += task * programs * 2 * BN
-            if SUMS == "moments":
-                near = tl.load(parts + out, cache_modifier=".cg")  # the first program's mean: differences from there
-                top = tl.zeros([BN], tl.float32)
-                bottom = tl.zeros([BN], tl.float32)
-                for start in range(0, programs, PARTS):
-                    means, weight = _parts(parts, start, programs, tiles, positions, BM, BN, PARTS)
-                    squares, _ = _parts(parts + BN, start, programs, tiles, positions, BM, BN, PARTS)
-                    away = means - near[None, :]
-                    top += tl.sum(away * weight, 0)
-                    bottom += tl.sum(squares + away * away * weight, 0)
-                top /= positions
-                variance = tl.maximum(bottom / positions - top * top, 0.0)
-                tl.store(result + task * 2 * TARGET + out, near + top, mask=kept)
-                tl.store(result + task * 2 * TARGET + TARGET + out, tl.rsqrt(variance + eps), mask=kept)
-            else:
-                _store_means(parts, programs, count, result + task * 2 * TARGET, TARGET, BN, PARTS)
-
-
 @triton.jit
-def _multiply_transposed(total, a, b, PRECISION: tl.constexpr):
-    """total + a^T b. In "tf32", float32 as the sum of two bfloat16: the GPU cannot transpose TF32 on its way."""
-    if a.dtype == tl.float32 and PRECISION == "tf32":
-        high_a, high_b = a.to(tl.bfloat16), b.to(tl.bfloat16)
-        low_a, low_b = (a - high_a.to(tl.float32)).to(tl.bfloat16), (b - high_b.to(tl.float32)).to(tl.bfloat16)
-        total = tl.dot(tl.trans(high_a), high_b, total)
-        total = tl.dot(tl.trans(high_a), low_b, total)
-        return tl.dot(tl.trans(low_a), high_b, total)
-    return tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
+def store_means(parts, programs, count, result, C: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr):
+    """result [2, C] = the sum of [programs, 2, BN] over programs, divided by the count."""
+    column = tl.arange(0, 2 * BN)
+    mean = sum_of_parts(parts, programs, 2 * BN, PARTS) / count
+    tl.store(result + column // BN * C + column % BN, mean, mask=column % BN < C)
 
 
-@triton.jit(do_not_specialize=["positions", "H", "W", "chunk"])
-def correlate(
-    source_a, gradient_a, source_b, gradient_b, parts, bias_parts, positions, H, W, chunk,
-    SOURCE: tl.constexpr, TARGET: tl.constexpr, TAPS: tl.constexpr, PAIRS: tl.constexpr, BIAS: tl.constexpr,
-    BR: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The gradient by the filters: patches^T x gradients, summed over a chunk of positions.
+class Tile(NamedTuple):
+    """Sizes of a program: positions and depth of one product, warps, and stages of the pipeline."""
 
-    parts: [tasks, chunks, taps * sources, targets]. BIAS: also the first gradients' sum, [tasks, chunks, targets].
-    """
-    _wait()
-    k = tl.program_id(0) * BR + tl.arange(0, BR)
-    split, splits, task = tl.program_id(1), tl.num_programs(1), tl.program_id(2).to(tl.int64)
-    out = tl.arange(0, BN)
-    source_a += task * positions * SOURCE
-    source_b += task * positions * SOURCE
-    gradient_a += task * positions * TARGET
-    gradient_b += task * positions * TARGET
-    total = tl.zeros([BR, BN], tl.float32)
-    bias = tl.zeros([BN], tl.float32)
-    end = tl.minimum(positions, (split + 1) * chunk)
-    for start in range(split * chunk, end, BP):
-        m = start + tl.arange(0, BP)
-        column, row = m % W, m // W % H
-        place = m[:, None] * TARGET + out[None, :]
-        inside = (m < end)[:, None] & (out < TARGET)[None, :]
-        patch = _patches(source_a, m, row, column, k, end, H, W, SOURCE, TAPS, False)
-        value = tl.load(gradient_a + place, mask=inside, other=0.0)
-        total = _multiply_transposed(total, patch, value, PRECISION)
-        if BIAS:
-            bias += tl.sum(value.to(tl.float32), 0)
-        if PAIRS == 2:
-            patch = _patches(source_b, m, row, column, k, end, H, W, SOURCE, TAPS, False)
-            value = tl.load(gradient_b + place, mask=inside, other=0.0)
-            total = _multiply_transposed(total, patch, value, PRECISION)
-    there = (k < TAPS * SOURCE)[:, None] & (out < TARGET)[None, :]
-    to = (task * splits + split) * (TAPS * SOURCE * TARGET) + (k * TARGET)[:, None] + out[None, :]
-    tl.store(parts + to, total, mask=there)
-    if BIAS:  # noqa: SIM102
-        if tl.program_id(0) == 0:
-            tl.store(bias_parts + (task * splits + split) * TARGET + out, bias, mask=out < TARGET)
+    positions: int
+    depth: int
+    warps: int
+    stages: int
 
 
-@triton.jit(do_not_specialize=["size"])
-def add_parts(parts, table, target, size, BLOCK: tl.constexpr, MOST: tl.constexpr):
-    """target [tasks, size] = sums of parts. Each program has a row of `table`: where its first part starts, how many
-    there are and their size, where the sum goes, and how many of its elements are wanted; the others are zero."""
-    _wait()
-    row, task = table + tl.program_id(0) * 6, tl.program_id(1).to(tl.int64)
-    start, count, stride = tl.load(row), tl.load(row + 1), tl.load(row + 2)
-    to, wanted, filled = tl.load(row + 3), tl.load(row + 4), tl.load(row + 5)
-    element = tl.arange(0, BLOCK)
-    parts += start + task * count * stride
-    total = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, count, MOST):
-        part = first + tl.arange(0, MOST)
-        there = (part < count)[:, None] & (element < wanted)[None, :]
-        total += tl.sum(tl.load(parts + part[:, None] * stride + element[None, :], mask=there, other=0.0), 0)
-    tl.store(target + task * size + to + element, total, mask=element < filled)
+@cache
+def processors(place: torch.device) -> int:
+    return 4 if INTERPRETED else torch.cuda.get_device_properties(place).multi_processor_count
+
+
+@cache
+def counters(place: torch.device) -> Tensor:
+    """Zeros for `last_to_arrive`. Every program leaves them zero, and programs run one after the other, so all share
+    one array."""
+    return torch.zeros(1 << 16, dtype=torch.int32, device=place)
+
+
+def padded_channels(size: int) -> int:
+    """The power of two, at least 16, that a program uses for so many channels."""
+    return max(16, triton.next_power_of_2(size))
+
+
+def programs_for(x: Tensor, tiles: int, each: int = 2) -> int:
+    """The number of programs for each task with which all tasks together fill the GPU `each` times."""
+    return max(1, min(tiles, each * processors(x.device) // len(x)))
+
+
+def parts_at_a_time(programs: int) -> int:
+    return min(triton.next_power_of_2(programs), MOST_PARTS)
+
+
+def sixteens(weight: Tensor) -> int:
+    """The stride between tasks in units of 16 elements."""
+    stride = weight.stride(0)
+    assert stride % 16 == 0 or len(weight) == 1, "the weights of a task are not padded to a multiple of 16"
+    return stride // 16
+
+
+@cache
+def _side_stream(place: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(place)
+
+
+class SideStream:
+    """Runs programs beside the main stream until `join`: a small program leaves most of a GPU idle."""
+
+    def __init__(self, place: torch.device) -> None:
+        self.place = place
+        self.kept: list[Any] = []
+
+    @contextmanager
+    def __call__(self, *used: Any) -> Iterator[None]:
+        """Launch on the side stream. Tensors in `used` are kept until `join`, so that their memory is not reused."""
+        if INTERPRETED:
+            yield
+            return
+        self.kept += used
+        side = _side_stream(self.place)
+        side.wait_stream(torch.cuda.current_stream(self.place))
+        with torch.cuda.stream(side):
+            yield
+
+    def join(self) -> None:
+        """Let the main stream wait for the side stream."""
+        if not INTERPRETED:
+            torch.cuda.current_stream(self.place).wait_stream(_side_stream(self.place))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
@@ -12,27 +13,27 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gradshare.engine.conv4.triton.device import Precision
 from gradshare.engine.conv4.triton.first_block import Patches, patches
-from gradshare.engine.conv4.triton.launch import Precision
-from gradshare.engine.conv4.triton.network import network
-from gradshare.engine.conv4.triton.plan import Part, Plan
+from gradshare.engine.conv4.triton.network import Part, Plan, network
+from gradshare.engine.conv4.triton.programs import with_programs
 from gradshare.engine.networks import Conv4
 from gradshare.errors import UserError
-from gradshare.method.rules import InnerRule, Tree, Update, Weights
+from gradshare.method.rules import InnerStep, Moved, Rule, Tree, Weights
 
 ALL = "weights"  # the one name under which an inner rule sees all weights
 
 
-class PackedConv4:
-    """What `tasked.Named` is for any module, for `Conv4` alone.
+class TritonConv4:
+    """Conv4 with all adapted weights of a task in one vector.
 
     A filter [O, C, 3, 3] is kept as [3 * 3 * C, O], its rows padded with zeros to a multiple of 16 in the first layer;
     the head [ways, C * H * W] as [ways, H * W * C]; and each weight is padded to a multiple of 16 elements. The padding
     sees zeros only, so its gradient is zero too.
     """
 
-    def __init__(self, module: Conv4, adapted: tuple[str, ...], by_element: bool, precision: Precision) -> None:
-        self.module, self.adapted, self.by_element, self.precision = module, adapted, by_element, precision
+    def __init__(self, module: Conv4, adapted: tuple[str, ...], any_layout: bool, precision: Precision) -> None:
+        self.module, self.adapted, self.any_layout, self.precision = module, adapted, any_layout, precision
         self.layers = len(module.convs)
         self.shapes = {name: module.get_parameter(name).shape for name in adapted}
 
@@ -93,40 +94,34 @@ class PackedConv4:
     def start(self, params: Mapping[str, Tensor]) -> Weights:
         return {ALL: self._pack(params)}
 
-    def names(self, fast: Weights) -> Weights:
+    def by_name(self, fast: Weights) -> Weights:
         return self._unpack(fast[ALL])
 
-    def tree(self, tree: Tree) -> Tree:
+    def pack(self, tree: Tree) -> Tree:
         """A rule's learned values or memory, those that belong to weights packed."""
-        if not self.by_element:
+        if not self.any_layout:
             return tree
         if set(tree) != set(self.shapes):
-            return {name: self.tree(value) if isinstance(value, dict) else value for name, value in tree.items()}
+            return {name: self.pack(value) if isinstance(value, dict) else value for name, value in tree.items()}
         if all(tree[name].shape[-len(shape) :] == shape for name, shape in self.shapes.items()):
             return {ALL: self._pack(tree)}
         # a value for each weight tensor, [...]: the same for all its elements
         spread = [tree[name].unsqueeze(-1) for name in self.shapes]
         return {ALL: torch.cat([v.expand(*v.shape[:-1], n) for v, n in zip(spread, self._sizes, strict=True)], -1)}
 
-    def tree_by_name(self, tree: Tree) -> Tree:
-        """The reverse of `tree`, for a memory."""
-        if not self.by_element:
+    def unpack(self, tree: Tree) -> Tree:
+        """The reverse of `pack`, for a memory."""
+        if not self.any_layout:
             return tree
         if set(tree) == {ALL}:
             return self._unpack(tree[ALL])
-        return {name: self.tree_by_name(value) if isinstance(value, dict) else value for name, value in tree.items()}
+        return {name: self.unpack(value) if isinstance(value, dict) else value for name, value in tree.items()}
 
-    def update(self, rule: InnerRule, training: bool) -> Update:
-        """A rule's update; one that must see the weights by name gets them so."""
-        update = rule.together if training else rule.alone
-        if self.by_element:
-            return rule.fused if training and rule.fused else update
-
-        def named(gradients: Weights, learned: Tree, memory: Tree, step: int) -> tuple[Weights, Any]:
-            direction, note = update(self.names(gradients), learned, memory, step)
-            return {ALL: self._pack(direction)}, note
-
-        return named
+    def rule(self, rule: Rule, one_process: bool) -> Rule:
+        """The rule, by fused programs where there are some; one that must see the weights by name gets them so."""
+        if not self.any_layout:
+            return ByName(rule, self)
+        return with_programs(rule) if one_process else rule
 
     def inputs(self, x: Tensor) -> Patches:  # [tasks, n, C, H, W]
         """The images as 3x3 patches, in the type of the activations. The same for all steps."""
@@ -164,6 +159,24 @@ class PackedConv4:
     def forward(self, fast: Weights, shared: Mapping[str, Tensor], x: Patches, inner: bool) -> Tensor:
         """Logits, [tasks, n, ways]."""
         return network(fast[ALL], shared[ALL], x, self._plan, inner)
+
+
+@dataclass(frozen=True)
+class ByName(Rule):
+    """A rule that needs the weights by name, on a network that has them in one vector."""
+
+    inner: Rule
+    network: TritonConv4
+    name: str = field(default="by_name", init=False)
+
+    @property
+    def second_order(self) -> bool:  # type: ignore[override]
+        return getattr(self.inner, "second_order", True)
+
+    def update(self, at: InnerStep) -> Moved:
+        gradients, weights = (self.network.by_name(part) for part in (at.gradients, at.weights))
+        moved = self.inner.update(at._replace(gradients=gradients, weights=weights))
+        return moved._replace(direction={ALL: self.network._pack(moved.direction)})
 
 
 class _Reorder(torch.autograd.Function):

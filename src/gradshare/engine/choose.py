@@ -1,0 +1,168 @@
+"""Where and how a run computes: device, engine, precision and threads are decided here, and nowhere else.
+
+`choose` decides and changes nothing; `apply` sets this process up for a choice.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from gradshare.engine import backends
+from gradshare.engine.backends import Precision
+from gradshare.errors import UserError, short_repr
+
+Engine = Literal["auto", "eager", "graph"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What `auto` means on this machine."""
+
+    device: str  # cpu, cuda, or one GPU of several, such as cuda:1
+    engine: Literal["eager", "graph"]
+    precision: Precision
+    threads: int
+    deterministic: bool = False
+    processes: int = 1
+    no_kernels: str | None = None  # why our GPU kernels cannot be used; None if they can
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device != "cpu"
+
+    def __str__(self) -> str:
+        """The choice in one line, for people."""
+        several = "" if self.processes == 1 else f"{self.processes} processes, each "
+        if not self.on_gpu:
+            same = "; the same bits in every run, as always on a CPU" if self.deterministic else ""
+            return f"{several}on the CPU, {self.threads} thread{'s' * (self.threads > 1)}, float32{same}"
+        engine = "one CUDA graph a meta-iteration" if self.engine == "graph" else "operation by operation"
+        same = "; the same bits in every run" if self.deterministic else ""
+        return f"{several}on {torch.cuda.get_device_name(self.device)}, {engine}, {self._arithmetic}{same}"
+
+    @property
+    def _arithmetic(self) -> str:
+        if self.precision != "float32":
+            return f"our kernels in {self.precision}; weights, sums and statistics in float32"
+        reason = "as asked" if self.no_kernels is None else f"not our kernels: {self.no_kernels}"
+        return f"PyTorch's operations in float32, {reason}"
+
+
+def choose(
+    device: str = "auto",
+    engine: Engine = "auto",
+    precision: Literal["auto"] | Precision = "auto",
+    threads: int = 0,
+    deterministic: bool = False,
+    processes: int = 1,
+    local_processes: int = 1,
+    no_kernels: str | None = None,
+) -> Choice:
+    """Decide what is left open, and raise an error for what this machine cannot do. Changes nothing.
+
+    Args:
+        threads: CPU threads; 0: the cores that this process may use, shared with the other local processes.
+        processes: how many work on the run, on all machines; `local_processes`: on this one.
+        no_kernels: why our GPU kernels do not support the learner; None if they do, as far as the caller knows.
+
+    Example:
+        >>> print(choose("cpu", threads=2))
+        on the CPU, 2 threads, float32
+    """
+    place = _device(device, processes, local_processes)
+    on_gpu = place != "cpu"
+    no_kernels = "there is no GPU in use" if not on_gpu else no_kernels or backends.not_installed()
+    if precision not in ("auto", *get_args(Precision)):
+        raise UserError(f"a precision is auto, {', '.join(get_args(Precision))}, not {short_repr(precision)}")
+    if precision == "auto":
+        precision = "tf32" if no_kernels is None else "float32"
+    elif precision != "float32" and no_kernels is not None:
+        raise UserError(f"precision {precision} needs the GPU kernels, and {no_kernels}: use precision float32")
+    # Processes with more threads than cores between them slow each other down many times.
+    cores = max(1, own_cores() // local_processes)
+    threads = min(threads or cores, cores) if processes > 1 else threads or cores
+    chosen = _engine(engine, on_gpu, processes)
+    if chosen == "graph":
+        backends.check_current(torch.device(place))
+    return Choice(place, chosen, precision, threads, deterministic, processes, no_kernels)
+
+
+def _device(device: str, processes: int, local_processes: int) -> str:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError):
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise UserError(f"a device is cpu or cuda, not {short_repr(device)}")
+    if kind == "cpu":
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise UserError(f"device {device} is not available: PyTorch sees no GPU; use device cpu")
+    gpus = torch.cuda.device_count()
+    if processes > 1 and local_processes > gpus:
+        raise UserError(f"{local_processes} processes on {gpus} GPUs: each process needs its own")
+    return str(device)
+
+
+def _engine(engine: str, on_gpu: bool, processes: int) -> Literal["eager", "graph"]:
+    if engine == "auto":
+        return "graph" if on_gpu and processes == 1 else "eager"
+    if engine == "eager":
+        return "eager"
+    if engine != "graph":
+        raise UserError(f"an engine is one of {', '.join(get_args(Engine))}, not {short_repr(engine)}")
+    if not on_gpu:
+        raise UserError("a CUDA graph needs a GPU: on a CPU use engine eager")
+    if processes > 1:
+        raise UserError(f"a CUDA graph is recorded by one process, not {processes}: use engine eager")
+    return "graph"
+
+
+def apply(choice: Choice) -> None:
+    """Set this process up: its threads, its memory, and whether a GPU must give the same bits each time."""
+    torch.set_num_threads(choice.threads)
+    if choice.on_gpu:
+        if choice.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
+            torch.backends.cudnn.benchmark = False
+        torch.use_deterministic_algorithms(choice.deterministic)
+    elif sys.platform == "linux":
+        _keep_freed_memory()
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep large blocks of memory that are freed.
+
+    It returns them to the system at once, and the next use pays a page fault for every 4 KiB: twice the time of a
+    meta-iteration with 48 filters. M_MMAP_MAX = 0 and a high M_TRIM_THRESHOLD keep them.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(-4, 0)
+        mallopt(-1, 2**31 - 1)
+
+
+def own_cores() -> int:
+    """Cores that this process may use: a scheduler often gives it fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def side_by_side(jobs: int, count: int, device: str) -> tuple[int, int]:
+    """How many of `count` trainings to run at a time, and the threads of each.
+
+    On a CPU two trainings side by side, a core each, are faster than one on all cores; a GPU is best used by one.
+
+    Args:
+        jobs: how many at a time if the user said so; else 0.
+    """
+    cores = own_cores()
+    jobs = min(jobs or (cores if device == "cpu" else 1), count)
+    return jobs, max(1, cores // jobs)

@@ -1,0 +1,1 @@
+"""Conv-4 on a CPU: PyTorch's operators, with derivatives of our own."""

@@ -1,0 +1,97 @@
+"""Conv4 on a CPU: all tasks at once, with the tasks folded into the channels and the channels last in memory.
+
+[tasks, n, C, H, W] becomes [n, tasks*C, H, W]. In this layout convolution, batch norm and pooling are all fast. The
+bias of a convolution before batch norm has no effect, so it is not added, and its gradient is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradshare.engine.conv4.cpu.first_block import Images, first_block
+from gradshare.engine.conv4.cpu.pooled_norm import pooled_norm
+from gradshare.engine.networks import Conv4, is_plain_conv4
+from gradshare.engine.operations import Geometry, conv
+from gradshare.engine.vmapped import VmapBackend
+from gradshare.method.rules import Weights
+
+
+class CpuConv4(VmapBackend):
+    """Conv4 by the functions below where they fit its inputs; any other module, and other inputs, as in general."""
+
+    def start(self, params: Mapping[str, Tensor]) -> Weights:
+        weights = super().start(params)
+        if type(self.module) is not Conv4:
+            return weights
+        return {name: in_memory_order(weight) for name, weight in weights.items()}
+
+    def inputs(self, x: Tensor) -> Tensor | Images:
+        return Images(x) if fits(self.module, x) else x
+
+    def forward(self, fast: Weights, shared: Mapping[str, Tensor], x: Tensor | Images, inner: bool) -> Tensor:
+        if isinstance(x, Tensor):
+            return super().forward(fast, shared, x, inner)
+        assert isinstance(self.module, Conv4)
+        same = {**dict(self.module.named_parameters()), **shared}  # a weight that is not trained is in neither
+        if has_zero_gain({**same, **fast}):
+            return super().forward(fast, shared, x.x, inner)
+        weights = {name: weight.expand(len(x.x), *weight.shape) for name, weight in same.items() if name not in fast}
+        return forward(self.module, {**weights, **fast}, x)
+
+
+def fits(module: nn.Module, x: Tensor) -> bool:  # [tasks, n, C, H, W]
+    """Whether this code can run the module on these images: an unchanged Conv4, images of its shape, on a CPU."""
+    if not is_plain_conv4(module) or not x.is_cpu:
+        return False
+    return x.shape[2:] == module.image and x.dtype == module.head.weight.dtype
+
+
+def has_zero_gain(weights: Mapping[str, Tensor]) -> bool:
+    """Whether batch norm makes a channel constant: then all elements of a window are equal, and only the general path
+    takes the same one of them as the module does."""
+    return any((w == 0).any() for name, w in weights.items() if name.startswith("norms") and name.endswith("weight"))
+
+
+def in_memory_order(w: Tensor) -> Tensor:
+    """Return the same weight; filters [O, C, 3, 3] with channels last, as convolutions read and return them."""
+    return w.contiguous(memory_format=torch.channels_last) if w.dim() == 4 and w.is_cpu else w
+
+
+def forward(module: Conv4, weights: Mapping[str, Tensor], images: Images) -> Tensor:  # [tasks, n, ways]
+    """Run Conv4 on each task's images with that task's weights, `{name in the module: [tasks, *shape]}`."""
+    tasks = len(images.x)
+    geometry = Geometry([1, 1], [1, 1], [1, 1], False, [0, 0], tasks)
+    x = images.folded
+    for layer, norm in enumerate(module.norms):
+        assert isinstance(norm, nn.BatchNorm2d)
+        filters = weights[f"convs.{layer}.weight"].flatten(0, 1)
+        gain, bias = (weights[f"norms.{layer}.{part}"].flatten() for part in ("weight", "bias"))
+        if (gain < 0).any():  # pooling comes before the gain, so the gain must not reverse the order of elements
+            sign = torch.where(gain < 0, -1.0, 1.0).to(gain.dtype)
+            filters, gain = filters * sign.view(-1, 1, 1, 1), gain * sign
+        filters = filters.contiguous(memory_format=torch.channels_last)
+        if layer == 0 and not x.requires_grad:
+            x = first_block(images, filters, gain, bias, geometry, norm.eps, module.SLOPE)
+        else:
+            x = pooled_norm(conv(x, filters, None, geometry), gain, bias, norm.eps, module.SLOPE)
+    n, _, height, width = x.shape
+    features = x.reshape(n, tasks, -1, height, width).transpose(0, 1).flatten(2)
+    logits = torch.baddbmm(weights["head.bias"].unsqueeze(1), features, weights["head.weight"].mT)
+    return _WithUnused.apply(logits, *(weights[f"convs.{layer}.bias"] for layer in range(len(module.convs))))
+
+
+class _WithUnused(torch.autograd.Function):
+    """Returns the first argument. The others get a gradient of zero, as the unused biases do in the module itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *unused: Tensor) -> Tensor:
+        ctx.shapes = [other.shape for other in unused]
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, ...]:
+        return g, *(g.new_zeros(shape) for shape in ctx.shapes)

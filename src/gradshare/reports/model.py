@@ -1,0 +1,378 @@
+"""Runs as reports see them: read from their folders, and grouped into experiments and arms."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradshare.errors import UserError
+from gradshare.experiments.grid import Cell, failure_of, planned
+from gradshare.method.variants import VARIANTS, Variant, variant
+from gradshare.runs.divergence import saturated
+from gradshare.runs.folder import Epoch, RunFolder, Score, Status, Test, find_runs
+
+Measure = Literal["accuracy", "loss"]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+MACHINE = ("device", "engine", "threads", "eval_batch", "deterministic")
+"""Options that do not change what is trained: repeats of an arm may differ in them, and in the seed."""
+METHODS = {
+    "maml": "MAML",
+    "metasgd": "Meta-SGD",
+    "meta_sgd": "Meta-SGD",
+    "mamlpp": "MAML++",
+    "maml_plus_plus": "MAML++",
+    "fomaml": "first-order MAML",
+    "first_order_maml": "first-order MAML",
+    "anil": "ANIL",
+}
+DATA = {"cub": "cub", "cub-resize": "cub", "mini": "mini"}  # our stores, and the paper's data set in each
+
+
+def _no_epochs() -> Ints:
+    return np.array([], dtype=np.int64)
+
+
+def _no_values() -> Floats:
+    return np.array([], dtype=np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run. A value that was not recorded is NaN; a gate that the arm does not have is None."""
+
+    name: str  # the arm, or the path below the reported folder if several runs have that arm
+    variant: Variant
+    folder: Path
+    options: dict[str, Any]  # config.json
+    status: Status
+    reason: str = ""  # why it failed or diverged
+    measure: Measure = "accuracy"  # loss: for regression
+    epochs: Ints = field(default_factory=_no_epochs)  # [E], increasing, from 1; lines may be missing
+    val: Floats = field(default_factory=_no_values)  # [E], of the measure
+    interval: Floats = field(default_factory=_no_values)  # [E], half the 95 % interval over the validation tasks
+    m: Floats | None = None  # [E, steps], after the sigmoid
+    lam: Floats | None = None  # [E, steps], after the sigmoid
+    timed: Ints = field(default_factory=_no_epochs)  # [S], epochs with a time
+    seconds: Floats = field(default_factory=_no_values)  # [S], of training
+    test: Test | None = None
+    skipped: int = 0  # meta-steps not taken, because something was not finite
+    diverged_tasks: int = 0  # validation tasks without a finite loss, in the epoch that has most
+    saturated: str = ""  # the first gate that is saturated, since when, and what that means
+    damage: str = ""  # what has changed since the run was finished
+
+    @property
+    def arm(self) -> str:
+        return self.variant.name
+
+    @property
+    def marks(self) -> list[str]:
+        """What a reader has to know before the numbers, in a word or two each."""
+        found = {
+            self.status: self.status != "done",
+            "steps skipped": self.skipped,
+            "tasks diverged": self.diverged_tasks,
+            "gate saturated": self.saturated,
+            "files changed": self.damage,
+        }
+        return [mark for mark, holds in found.items() if holds]
+
+    @cached_property
+    def best(self) -> int | None:
+        """The index of the earliest epoch with the highest validation accuracy, or the lowest loss."""
+        if not np.isfinite(self.val).any():
+            return None
+        return int(np.nanargmax(sign(self.measure) * self.val))
+
+    @property
+    def best_epoch(self) -> int | None:
+        return None if self.best is None else int(self.epochs[self.best])
+
+    @property
+    def best_val(self) -> float | None:
+        return None if self.best is None else float(self.val[self.best])
+
+    @property
+    def best_val_interval(self) -> float | None:
+        return None if self.best is None else _known(self.interval[self.best])
+
+    @property
+    def last_epoch(self) -> int | None:
+        return int(self.epochs[-1]) if len(self.epochs) else None
+
+    @property
+    def final_mean_m(self) -> float | None:
+        return None if self.m is None else _known(self.m[-1].mean())
+
+    @property
+    def final_mean_lam(self) -> float | None:
+        return None if self.lam is None else _known(self.lam[-1].mean())
+
+    @property
+    def seconds_per_epoch(self) -> float | None:
+        return float(self.seconds.mean()) if len(self.seconds) else None
+
+    @property
+    def train_seconds(self) -> float | None:
+        return None if self.last_epoch is None else self.seconds_until(self.last_epoch)
+
+    def seconds_until(self, epoch: int) -> float | None:
+        """Training seconds of the epochs up to one; None if one of them was not timed."""
+        upto = self.timed <= epoch
+        return float(self.seconds[upto].sum()) if upto.sum() == epoch else None
+
+    def measured(self, score: Score | None) -> float | None:
+        """A score's accuracy, or its loss for regression."""
+        return None if score is None else score.accuracy if self.measure == "accuracy" else score.loss
+
+
+def _known(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def sign(measure: Measure) -> int:
+    """1 if more is better, -1 if less is."""
+    return 1 if measure == "accuracy" else -1
+
+
+def text_of(value: Any) -> str:
+    """A value of config.json as text."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+# Reading
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """The run in a folder, or the runs and the planned cells of a grid below it, in the order of the arms."""
+    if not folder.is_dir():
+        raise UserError(f"no run in {folder}: there is no such folder")
+    runs = [read_run(found) for found in find_runs(folder)]
+    waiting = [cell for cell in planned(folder) if not cell.run.exists()]
+    runs += [_not_begun(cell, runs[0].options if runs else {}) for cell in waiting]
+    if not runs:
+        raise UserError(f"no run in {folder}: neither it nor the folders below hold a config.json")
+    if len({run.arm for run in runs}) < len(runs):
+        runs = [replace(run, name=run.folder.relative_to(folder).as_posix()) for run in runs]
+    order = {name: number for number, name in enumerate(VARIANTS)}
+    return sorted(runs, key=lambda run: (order.get(run.arm, len(order)), run.arm, run.folder.as_posix()))
+
+
+def read_run(folder: RunFolder) -> Run:
+    """Read one run folder; a file that cannot be read raises a UserError that names it."""
+    options, lines, timings, summary = folder.options(), folder.epochs(), folder.timings(), folder.summary()
+    row = variant_of(options.get("arm") or folder.path.resolve().name)
+    measure: Measure = "loss" if lines and all(line.val_accuracy is None for line in lines) else "accuracy"
+    return Run(
+        name=row.name,
+        variant=row,
+        folder=folder.path,
+        options=options,
+        **_status(folder),
+        measure=measure,
+        epochs=np.array([line.epoch for line in lines], dtype=np.int64),
+        val=_floats(line.val_accuracy if measure == "accuracy" else line.val_loss for line in lines),
+        interval=_floats(line.val_interval for line in lines),
+        m=_gates([line.m for line in lines], folder),
+        lam=_gates([line.lam for line in lines], folder),
+        timed=np.array([line.epoch for line in timings], dtype=np.int64),
+        seconds=_floats(line.train_seconds for line in timings),
+        test=summary.test if summary else None,
+        skipped=sum(line.skipped for line in lines),
+        diverged_tasks=max((line.val_diverged for line in lines), default=0),
+        saturated=_saturated(lines),
+        damage=folder.damage(),
+    )
+
+
+def variant_of(arm: Any) -> Variant:
+    """The row of an arm in the registry; an arm that gradshare does not know gets a row too."""
+    name = text_of(arm)
+    try:
+        return variant(name)
+    except UserError:
+        return Variant(name, "", f"the arm {name}")
+
+
+def _status(folder: RunFolder) -> dict[str, Any]:
+    """The status of a run, with what the worker of a grid left when it failed; and the reason."""
+    status, failure = folder.status(), failure_of(folder.path)
+    if status in ("stopped", "waiting") and failure:
+        return {"status": "failed", "reason": failure}
+    divergence = folder.divergence() if status == "diverged" else None
+    return {"status": status, "reason": "" if divergence is None else str(divergence)}
+
+
+def _not_begun(cell: Cell, begun: dict[str, Any]) -> Run:
+    """A planned cell as a run without epochs; options that it leaves to the machine are those of a run that began."""
+    options = asdict(cell.config)
+    decided = {key: begun[key] for key, value in options.items() if value == "auto" and key in begun}
+    row = variant_of(cell.config.arm)
+    return Run(row.name, row, cell.folder, {**options, **decided}, **_status(cell.run))
+
+
+def _floats(values: Iterable[float | None]) -> Floats:
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def _gates(rows: list[tuple[float, ...] | None], folder: RunFolder) -> Floats | None:
+    sizes = {len(row) for row in rows if row}
+    if len(sizes) > 1:
+        raise UserError(f"{folder.path}: the number of inner steps changes from line to line of metrics.jsonl")
+    steps = max(sizes, default=0)
+    return np.array([row or [np.nan] * steps for row in rows], dtype=np.float64) if steps else None
+
+
+def _saturated(lines: list[Epoch]) -> str:
+    for line in lines:
+        if found := saturated(line):
+            return f"since epoch {line.epoch}, {found[0]}"
+    return ""
+
+
+# Experiments and arms
+
+
+class Setting(NamedTuple):
+    """What distinguishes experiments; each value as config.json has it, None if it has none."""
+
+    dataset: Any
+    inner_lr: Any  # of the original: an arm may take a fraction of it
+    ways: Any
+    shots: Any
+    method: Any
+    tasks: Any
+
+    @property
+    def title(self) -> str:
+        """MAML/5 on cub, 5-way 5-shot, inner rate 0.1."""
+        where = "" if self.dataset is None else f" on {text_of(self.dataset)}"
+        rate = "" if self.inner_lr is None else f"inner rate {text_of(self.inner_lr)}"
+        return ", ".join(part for part in (f"{self.row}{where}", self.shape, rate) if part)
+
+    @property
+    def row(self) -> str:
+        """The name of a row in the paper's table: MAML/5 is MAML with 5 tasks in a batch."""
+        name = "a run" if self.method is None else METHODS.get(text_of(self.method), text_of(self.method))
+        return name if self.tasks is None else f"{name}/{text_of(self.tasks)}"
+
+    @property
+    def shape(self) -> str:
+        sizes = ((self.ways, "way"), (self.shots, "shot"))
+        return " ".join(f"{text_of(value)}-{unit}" for value, unit in sizes if value is not None)
+
+    @property
+    def data(self) -> str:
+        """The paper's data set, whichever of its stores was used."""
+        return DATA.get(text_of(self.dataset), text_of(self.dataset))
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """The runs of one arm that differ only in their seed."""
+
+    name: str  # the arm; if it has several configurations here, with its epochs, or the first run's name
+    runs: list[Run]
+
+    @property
+    def variant(self) -> Variant:
+        return self.runs[0].variant
+
+    @property
+    def counted(self) -> list[Run]:
+        """The runs to take means over: those that are done, or all if none is."""
+        return [run for run in self.runs if run.status == "done"] or self.runs
+
+    @property
+    def done(self) -> int:
+        return sum(run.status == "done" for run in self.runs)
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    setting: Setting
+    runs: list[Run]
+
+    @cached_property
+    def arms(self) -> list[Arm]:
+        """In the order of the runs."""
+        found: dict[str, list[Run]] = {}
+        for run in self.runs:
+            found.setdefault(_configuration(run), []).append(run)
+        firsts = [runs[0] for runs in found.values()]
+        return [Arm(_name(runs[0], firsts), runs) for runs in found.values()]
+
+    def partner(self, run: Run, arm: str) -> Run | None:
+        """The run of another arm to compare with: of the same seed, in the same folder, or the only one."""
+        found = [other for other in self.runs if other.arm == arm]
+        seeded = [other for other in found if other.options.get("seed") == run.options.get("seed")] or found
+        beside = [other for other in seeded if other.folder.parent == run.folder.parent] or seeded
+        return beside[0] if len(beside) == 1 else None
+
+
+def group(runs: list[Run]) -> list[Experiment]:
+    """The experiments of these runs, in the paper's order: data set, rate, shots, method, tasks."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(text_of(setting(run)), []).append(run)
+    return sorted((Experiment(setting(members[0]), members) for members in found.values()), key=_order)
+
+
+def setting(run: Run) -> Setting:
+    return Setting(**{key: run.options.get(key) for key in Setting._fields} | {"inner_lr": whole_rate(run.options)})
+
+
+def whole_rate(options: dict[str, Any]) -> Any:
+    """The inner rate of the experiment: the half-rate control takes half of it."""
+    rate, factor = options.get("inner_lr"), variant_of(options.get("arm")).rate
+    return round(rate / factor, 12) if isinstance(rate, float) and factor != 1 else rate
+
+
+def common_measure(runs: list[Run]) -> Measure:
+    """What the runs are compared by; a run without epochs has no say."""
+    names: dict[Measure, str] = {run.measure: run.name for run in runs if len(run.epochs)}
+    if len(names) > 1:
+        raise UserError(
+            f"{names['accuracy']!r} has accuracies and {names['loss']!r} has only losses:"
+            " report them in separate folders"
+        )
+    return next(iter(names), "accuracy")
+
+
+def _configuration(run: Run) -> str:
+    kept = {key: value for key, value in run.options.items() if key not in (*MACHINE, "seed")}
+    return text_of({**kept, "arm": run.arm})
+
+
+def _name(run: Run, others: list[Run]) -> str:
+    """The shortest name that distinguishes an arm's configurations: shared; shared, 20 epochs; or a run's name."""
+    epochs = [other.options.get("epochs") for other in others if other.arm == run.arm]
+    own = run.options.get("epochs")
+    if len(epochs) == 1:
+        return run.arm
+    return f"{run.arm}, {own} epoch{'s' * (own != 1)}" if type(own) is int and epochs.count(own) == 1 else run.name
+
+
+def _order(one: Experiment) -> list[tuple[float, str]]:
+    chosen, methods = one.setting, list(METHODS)
+    method = text_of(chosen.method)
+    rank = methods.index(method) if method in methods else len(methods)
+    tasks, rest = sort_key(chosen.tasks)
+    return [
+        (0.0, chosen.data),
+        *(sort_key(value) for value in (chosen.inner_lr, chosen.ways, chosen.shots)),
+        (rank, method),
+        (-tasks, rest),
+    ]
+
+
+def sort_key(value: Any) -> tuple[float, str]:
+    """Numbers by size, everything else by its text."""
+    return (float(value), "") if isinstance(value, int | float) and abs(value) < 1e300 else (0.0, text_of(value))

@@ -1,0 +1,210 @@
+"""What figures show, as values: a panel for each experiment, a line for each arm. The page and the files draw them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import reduce
+from typing import Literal
+
+import numpy as np
+
+from gradshare.method.variants import Variant
+from gradshare.reports import words
+from gradshare.reports.comparison import ArmResult, Comparison, ExperimentResult
+from gradshare.reports.model import Arm, Floats, Ints, Measure, Run, Setting, text_of
+
+Scale = Literal["accuracy", "loss", "gate", "lead"]
+GATES = ((words.GATE_M, (), "m"), (words.GATE_LAM, (4.0, 2.0), "lam"))
+LONGEST_NAME = 32
+INK = "#1b1f24"
+MANY, FIRST = 48, 12  # experiments: of more than the paper has, image files show the first, to save time
+NO_SETTING = Setting(*[None] * len(Setting._fields))
+
+
+@dataclass(frozen=True)
+class Line:
+    name: str
+    legend: str  # in the files; "" for a line that is not in the legend
+    variant: Variant
+    dashes: tuple[float, ...]
+    epochs: Ints  # [E]
+    values: Floats  # [E]
+    interval: Floats | None = None  # [E]
+    thin: bool = False  # one seed of several, or one inner step of several
+    best: int | None = None  # index of the epoch with a dot
+
+
+@dataclass(frozen=True)
+class Panel:
+    title: str
+    label: str  # of the vertical axis
+    scale: Scale
+    lines: tuple[Line, ...]
+    names: tuple[str, ...] = ()  # what each place on the horizontal axis is, if it is not an epoch
+    setting: Setting = NO_SETTING
+
+
+def curves(comparison: Comparison) -> list[Panel]:
+    """Validation accuracy (or loss) over epochs; an experiment without a value has no panel.
+
+    Each run has a band, its 95 % interval over tasks, and a dot at its best epoch. Of several seeds each is a thin
+    line, and their mean a thick one.
+    """
+    measure = comparison.measure
+    begun = [one for one in comparison.experiments if any(run.best is not None for run in one.experiment.runs)]
+    return [
+        Panel(
+            one.setting.title,
+            f"validation {measure}",
+            measure,
+            tuple(line for arm in one.arms for line in _arm_lines(arm, measure)),
+            setting=one.setting,
+        )
+        for one in begun
+    ]
+
+
+def gates(comparison: Comparison) -> list[Panel]:
+    """The means of the gates over inner steps; an experiment without gates has no panel.
+
+    Of an experiment with a single run each inner step is a thin line too.
+    """
+    found = [(one, _gate_lines(one)) for one in comparison.experiments]
+    label = f"mean {words.GATE_M}, {words.GATE_LAM}"
+    return [Panel(one.setting.title, label, "gate", lines, setting=one.setting) for one, lines in found if lines]
+
+
+def overview(comparison: Comparison) -> Panel | None:
+    """The mean lead of sharing over the original in every experiment, from the smallest to the largest."""
+    pairs = [(one, arm) for one in comparison.experiments if (arm := one.main("shared"))]
+    leads = [(arm.against_original.difference, one.setting.title) for one, arm in pairs if arm.against_original]
+    if len(leads) < 2:
+        return None
+    leads.sort(key=lambda pair: pair[0].mean)
+    values = np.array([lead.mean for lead, _ in leads])
+    interval = np.array([np.nan if lead.interval is None else lead.interval for lead, _ in leads])
+    places = np.arange(1, len(leads) + 1)
+    row = pairs[0][1].variant
+    line = Line("mean lead of sharing", "", row, (), places, values, interval)
+    title = f"Mean lead of sharing over the original, {len(leads)} experiments from the smallest to the largest"
+    return Panel(
+        title, f"mean lead in {words.unit(comparison.measure)}", "lead", (line,), tuple(name for _, name in leads)
+    )
+
+
+def _arm_lines(result: ArmResult, measure: Measure) -> list[Line]:
+    arm, row = result.arm, result.variant
+    if len(arm.runs) == 1:
+        (run,) = arm.runs
+        legend = _legend(result, run.status if run.status != "done" else "", measure)
+        return [Line(arm.name, legend, row, row.dashes, run.epochs, run.val, run.interval, best=run.best)]
+    epochs, mean = _mean([(run.epochs, run.val) for run in arm.counted])
+    undone = len(arm.runs) - arm.done
+    legend = _legend(result, f"{undone} not done" if undone else "", measure)
+    seeds = [
+        Line(_seed(arm, run), "", row, row.dashes, run.epochs, run.val, run.interval, thin=True, best=run.best)
+        for run in arm.runs
+    ]
+    return [Line(f"{arm.name}, mean", legend, row, row.dashes, epochs, mean), *seeds]
+
+
+def _seed(arm: Arm, run: Run) -> str:
+    """A run among the seeds of its arm: shared, seed 0."""
+    seed = run.options.get("seed")
+    return run.name if seed is None else f"{arm.name}, seed {text_of(seed)}"
+
+
+def _gate_lines(one: ExperimentResult) -> tuple[Line, ...]:
+    alone = len(one.experiment.runs) == 1
+    lines = []
+    for arm in one.arms:
+        for symbol, dashes, key in GATES:
+            known = [(run.epochs, steps) for run in arm.arm.counted if (steps := getattr(run, key)) is not None]
+            if not known:
+                continue
+            name = f"{arm.name} {symbol}"
+            epochs, mean = _mean([(epochs, steps.mean(axis=1)) for epochs, steps in known])
+            if not len(epochs):
+                continue
+            lines.append(Line(name, f"{shortened(arm.name)}: {symbol}", arm.variant, dashes, epochs, mean))
+            if alone:
+                steps = known[0][1]
+                lines += [
+                    Line(f"{name}, step {at + 1}", "", arm.variant, dashes, epochs, steps[:, at], thin=True)
+                    for at in range(steps.shape[1])
+                ]
+    return tuple(lines)
+
+
+def _mean(lines: list[tuple[Ints, Floats]]) -> tuple[Ints, Floats]:
+    """The mean of several lines in the epochs that all of them have."""
+    begun = [line for line in lines if len(line[0])]
+    if not begun:
+        return lines[0]
+    epochs = reduce(np.intersect1d, [one for one, _ in begun])
+    return epochs, np.mean([values[np.searchsorted(one, epochs)] for one, values in begun], axis=0)
+
+
+def _legend(result: ArmResult, status: str, measure: Measure) -> str:
+    """The paper's legend: shared: MaxVal 67.1% Ep 8 Test 66.2±1.1%; means over seeds."""
+    runs = result.arm.runs
+    seeds = f", {len(runs)} seeds" if len(runs) > 1 else ""
+    name = shortened(result.name) + seeds + (f" ({status})" if status else "")
+    if result.best_val is None or result.best_epoch is None:
+        return f"{name}: no value yet"
+    extreme = "MaxVal" if measure == "accuracy" else "MinVal"
+    best = f"{extreme} {_short(result.best_val.mean, measure)} Ep {words.number(result.best_epoch.mean)}"
+    test = result.test
+    return f"{name}: {best}" + (f" Test {_short(test.value, measure, test.interval)}" if test else "")
+
+
+def _short(value: float, measure: Measure, interval: float | None = None) -> str:
+    if measure == "accuracy":
+        return f"{100 * value:.1f}" + ("" if interval is None else f"±{100 * interval:.1f}") + "%"
+    return f"{value:.3g}" + ("" if interval is None else f"±{interval:.2g}")
+
+
+def shortened(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME // 2]}…{name[-LONGEST_NAME // 2 :]}"
+
+
+# Axes
+
+
+def limits(panel: Panel) -> tuple[tuple[float, float], tuple[float, float]]:
+    """The ranges of epochs and values that a panel shows, with a small margin."""
+    epochs = np.concatenate([line.epochs for line in panel.lines])
+    lows = [line.values - (0 if line.interval is None else np.nan_to_num(line.interval)) for line in panel.lines]
+    highs = [line.values + (0 if line.interval is None else np.nan_to_num(line.interval)) for line in panel.lines]
+    start = {"gate": [0.5], "lead": [0.0]}.get(panel.scale, [])
+    values = np.concatenate([*lows, *highs, start])
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    least = 0.1 if panel.scale == "gate" else 1e-6 * max(1.0, abs(high))  # of a gate, so that noise is not a trend
+    missing = max(0.0, least - (high - low))
+    edge = 0.04 * (high - low + missing)
+    return _padded(float(epochs.min()), float(epochs.max())), (low - missing / 2 - edge, high + missing / 2 + edge)
+
+
+def _padded(first: float, last: float) -> tuple[float, float]:
+    edge = 0.02 * (last - first) or 0.5
+    return first - edge, last + edge
+
+
+def ticks(low: float, high: float, most: int, whole: bool = False) -> list[float]:
+    """At most so many round values within a range.
+
+    Example:
+        >>> ticks(0.18, 0.63, 5), ticks(0.6, 20.4, 6, whole=True)
+        ([0.2, 0.3, 0.4, 0.5, 0.6], [5.0, 10.0, 15.0, 20.0])
+    """
+    size = 10.0 ** math.floor(math.log10((high - low) / most))
+    steps = [size * factor for factor in (1, 2, 5, 10, 20) if not whole or size * factor >= 1]
+    step = next((one for one in steps if math.floor(high / one) - math.ceil(low / one) < most), 1.0)
+    places = max(0, -math.floor(math.log10(step)))
+    return [round(number * step, places) for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def tick_text(value: float, scale: Scale) -> str:
+    shown = f"{100 * value:.4g} %" if scale == "accuracy" else f"{value:.4g}"
+    return ("+" if scale == "lead" and value > 0 else "") + shown.replace("-", words.MINUS)

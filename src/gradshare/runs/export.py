@@ -1,0 +1,410 @@
+"""Runs opened for use, and trained models as folders to share, in the layout of the Hugging Face hub.
+
+`config.json` describes the model, `model.safetensors` holds its state, `README.md` is the model card. Only the first
+two are read again. They hold numbers and text, never code: nothing in such a folder, or in a run folder, is executed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Container, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+from safetensors import SafetensorError
+from safetensors import torch as safetensors
+from torch import Tensor
+
+from gradshare import __version__
+from gradshare.data.dataset import Dataset, load_dataset
+from gradshare.errors import UserError, check_range, path_of, printable
+from gradshare.files import (
+    NEW,
+    add_checksum,
+    read_bytes,
+    read_json,
+    sha256,
+    sync,
+    verify_checksum,
+    write_synced,
+    writing,
+    written_by_newer,
+)
+from gradshare.learners.arguments import check_learner, check_state
+from gradshare.learners.learner import Learner
+from gradshare.method.state import MetaState, check_fit
+from gradshare.method.variants import VARIANTS
+from gradshare.runs.build import build_learner
+from gradshare.runs.config import RunConfig
+from gradshare.runs.evaluate import Evaluation
+from gradshare.runs.folder import RunFolder, best_epochs
+from gradshare.runs.records import Epoch
+from gradshare.runs.train import STATE, load_state
+
+VERSION = 1
+MOST = {"steps": 1_000, "ways": 10_000, "filters": 10_000}  # in a folder that a stranger may have made
+MOST_PIXELS = 10_000  # of a side, and channels
+HEADER = 1 << 20  # bytes for descriptions: config.json, and the names and shapes of the tensors
+OF_THE_MACHINE = ("device", "engine", "precision", "threads")
+PIXELS = {"unit": "from 0 to 1", "imagenet": "from 0 to 1, then normalised by ImageNet's mean and standard deviation"}
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A run folder, finished or not, opened for use."""
+
+    folder: Path
+    config: dict[str, Any]
+    epochs: tuple[Epoch, ...]
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        return [line.as_json() for line in self.epochs]
+
+    @property
+    def best_epochs(self) -> list[int]:
+        """The best epochs by validation, best first; their checkpoints are kept."""
+        return best_epochs(self.epochs)
+
+    @property
+    def run_config(self) -> RunConfig:
+        """The options, if the command line started the run."""
+        config = RunFolder(self.folder).config()
+        if config is None:
+            raise UserError(f"the model of the run in {self.folder} is your own: build its learner in code")
+        return config
+
+    def dataset(self) -> Dataset:
+        """The data set, if the command line started the run."""
+        return load_dataset(self.run_config.dataset, self.run_config.pixels)
+
+    def learner(self, allowed: Container[str] = ()) -> Learner:
+        """The learner, if the command line started the run.
+
+        Args:
+            allowed: arms of your own, `package.module:Class`, that may be imported. What config.json names is never
+                imported otherwise.
+        """
+        return build_learner(self.run_config, self.dataset().image, allowed)
+
+    def state(self, epoch: int | None = None) -> MetaState:
+        """The state after an epoch; None is the best one."""
+        if not self.epochs:
+            raise UserError(f"the run in {self.folder} has not finished an epoch yet")
+        tensors = RunFolder(self.folder).load_epoch(self.best_epochs[0] if epoch is None else epoch)
+        return MetaState.of({name: tensor for name, tensor in tensors.items() if name.startswith(STATE)})
+
+    def save_pretrained(self, folder: str | Path, epoch: int | None = None, license: str = "unknown") -> Path:
+        """Write the state after an epoch, None for the best one, as a folder to share; see `gs.from_pretrained`.
+
+        Args:
+            folder: it must be new, or empty.
+            license: of the model, as the Hugging Face hub names it: `mit`, `cc-by-4.0`, ...
+        """
+        state = self.state(epoch)
+        epoch = self.best_epochs[0] if epoch is None else epoch
+        after = f"The state after epoch {epoch} of {self.config['epochs']}, meta-trained with gradshare."
+        if "method" not in self.config:
+            about = ["A model that learns a task from a few examples.", after]
+            return write_model(Path(folder), None, state, Card(license, "", about, self._results(epoch), self.config))
+        config, dataset = self.run_config, self.dataset()
+        if config.arm in VARIANTS:  # an arm of the user's own is not imported, so its state cannot be compared
+            check_fit(build_learner(config, dataset.image).init().tensors(), state.tensors())
+        options = {name: value for name, value in asdict(config).items() if name not in OF_THE_MACHINE}
+        options["dataset"] = dataset.name  # its path is of no use to others
+        channels, height, width = dataset.image
+        about = [
+            f"A Conv-4 of {config.filters} filters that learns a {config.ways}-way {config.shots}-shot task from its"
+            f" support images. Method: {config.method}; arm: {config.arm}. {after}",
+            f"Images: {channels} x {height} x {width}, pixels {PIXELS[config.pixels]}.",
+            "Batch norm normalises with the current batch (transductive), also at test.",
+        ]
+        card = Card(license, dataset.name, about, self._results(epoch), options)
+        return write_model(Path(folder), {"options": options, "image": list(dataset.image)}, state, card)
+
+    def _results(self, epoch: int) -> list[Result]:
+        """What is known of the state after an epoch: its validation, and its test if it is the best one."""
+        line, run = self.epochs[epoch - 1], RunFolder(self.folder)
+        results = [Result("validation", self.config["val_tasks"], line.val_accuracy, line.val_loss, line.val_interval)]
+        if damage := run.damage():
+            raise UserError(f"the run in {self.folder} is damaged: {damage}; resume it, and it is tested again")
+        summary = run.summary() if run.done else None
+        if summary is not None and summary.test is not None and summary.best_epoch == epoch:
+            test = summary.test
+            results += [Result("test", test.tasks, test.best.accuracy, test.best.loss, test.best.interval)]
+        return results
+
+
+def load_run(folder: str | Path) -> SavedRun:
+    """Open a run folder.
+
+    Then `run.learner()` and `run.state()` adapt and predict as in training, and `run.save_pretrained(folder)` writes
+    the model as a folder to share. A warning names a damaged newest checkpoint, and the one before it is used.
+    """
+    run = RunFolder(path_of(folder))
+    run.config()  # raises an error for options that this version does not know
+    newest = run.newest()
+    return SavedRun(run.path, run.options(), newest[0].metrics if newest else ())
+
+
+def save_pretrained(
+    folder: str | Path,
+    learner: Learner,
+    state: MetaState,
+    dataset: str = "",
+    result: Evaluation | None = None,
+    license: str = "unknown",
+) -> Path:
+    """Write a trained model of your own as a folder to share.
+
+    The module itself is code, and is not in the folder: `gs.from_pretrained(folder, learner)` takes the learner as it
+    was trained. For a run of the command line, `gs.load_run(run).save_pretrained(folder)` needs no learner.
+
+    Args:
+        folder: it must be new, or empty.
+        dataset: what the model was trained on, for the model card.
+        result: of `gs.evaluate` on test tasks, for the model card.
+        license: of the model, as the hub names it: `mit`, `cc-by-4.0`, ...
+
+    Example:
+        >>> import gradshare as gs, tempfile
+        >>> learner = gs.maml(gs.Conv4(filters=4, image=(1, 28, 28)), steps=1)
+        >>> folder = gs.save_pretrained(tempfile.mkdtemp() + "/model", learner, learner.init(seed=0))
+        >>> sorted(path.name for path in folder.iterdir())
+        ['README.md', 'config.json', 'model.safetensors']
+        >>> learner, state = gs.from_pretrained(folder, learner)
+    """
+    check_learner(learner)
+    check_state(state)
+    check_fit(learner.init().tensors(), state.tensors(), "the state")
+    about = ["A model that learns a task from a few examples, meta-trained with gradshare."]
+    results = []
+    if result is not None:
+        results = [Result("test", len(result.losses), result.accuracy, result.loss, result.interval)]
+    return write_model(path_of(folder), None, state, Card(license, dataset, about, results))
+
+
+def write_model(folder: Path, model: dict[str, Any] | None, state: MetaState, card: Card) -> Path:
+    """Write a folder, whole or not at all; `model` describes one of ours, None is the user's own."""
+    target = Path(os.path.realpath(folder))
+    if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{folder} exists already and is not empty: choose another folder")
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.tensors().items()}
+    content = safetensors.save(tensors, metadata={"format": "pt"})
+    about = {"library_name": "gradshare", "version": VERSION, "gradshare": __version__, "model": model}
+    config = json.dumps(add_checksum({**about, "model_sha256": sha256(content)}), indent=2) + "\n"
+    readme = card.text(target.name, own=model is None)
+    temporary = target.with_name(f".{target.name}.{uuid4().hex[:12]}{NEW}")  # another process may write there too
+    with writing(folder):
+        temporary.mkdir(parents=True)
+        try:
+            write_synced(temporary / "model.safetensors", content)
+            write_synced(temporary / "config.json", config.encode())
+            write_synced(temporary / "README.md", readme.encode(errors="backslashreplace"))
+            sync(temporary)
+            temporary.rename(target)
+            sync(target.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def from_pretrained(folder: str | Path, learner: Learner | None = None) -> tuple[Learner, MetaState]:
+    """A learner and its state from a folder that `save_pretrained` wrote. Nothing in the folder is executed.
+
+    Args:
+        learner: for a model or an arm of your own, the learner as it was trained.
+
+    Example:
+        >>> import gradshare as gs, tempfile
+        >>> trained = gs.maml(gs.Conv4(filters=4, image=(1, 28, 28)), steps=1)
+        >>> folder = gs.save_pretrained(tempfile.mkdtemp() + "/model", trained, trained.init(seed=0))
+        >>> learner, state = gs.from_pretrained(folder, trained)  # then learner.adapt(state, ...), learner.predict(...)
+    """
+    folder = path_of(folder)
+    if learner is not None:
+        check_learner(learner)
+    config = _read_config(folder / "config.json")
+    with torch.device("meta"):  # sizes are compared with the file's before any memory is allocated
+        shapes = (learner or _build(config["model"], folder)).init().tensors()
+    tensors = _read_tensors(folder / "model.safetensors", config["model_sha256"], shapes)
+    learner = learner or _build(config["model"], folder)
+    state = learner.init()
+    load_state(state, tensors)
+    return learner, state
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > HEADER:
+            raise UserError(f"{path} does not describe a model of gradshare: it has {path.stat().st_size:,} bytes")
+        content = read_json(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path.parent} holds no model: it has no {path.name}") from None
+    if not isinstance(content, dict) or content.get("library_name") != "gradshare":
+        raise UserError(f"{path} does not describe a model of gradshare")
+    try:
+        content = verify_checksum(content)
+        version, found = content["version"], {name: content[name] for name in ("model", "model_sha256")}
+    except (ValueError, KeyError) as error:
+        raise UserError(f"{path} was changed or is damaged: {error}") from None
+    if version != VERSION:
+        raise UserError(f"{path} {written_by_newer('model', version, VERSION)}")
+    return found
+
+
+def _build(model: Any, folder: Path) -> Learner:
+    """The learner that `config.json` describes."""
+    if model is None:
+        raise UserError(
+            f"the model in {folder} is its author's own, and such a folder holds no code: build its learner,"
+            " and call from_pretrained(folder, learner)"
+        )
+    try:
+        options = RunConfig(**model["options"])
+        channels, height, width = model["image"]
+        sizes = {name: getattr(options, name) for name in MOST}
+        for name, value in {**sizes, "channels": channels, "height": height, "width": width}.items():
+            check_range(name, value, 1, MOST.get(name, MOST_PIXELS))
+        return build_learner(options, (int(channels), int(height), int(width)))
+    except (KeyError, TypeError, ValueError) as error:  # UserError too
+        path = folder / "config.json"
+        raise UserError(f"{path} does not describe a model that gradshare can build: {error}") from None
+
+
+def _read_tensors(path: Path, digest: str, shapes: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a file that must hold just these."""
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in shapes.values())
+    try:
+        size = path.stat().st_size
+        if size > needed + HEADER:
+            raise UserError(f"{path} does not fit the learner: it has {size:,} bytes, and the learner {needed:,}")
+        content = read_bytes(path)
+    except FileNotFoundError:
+        raise UserError(f"{path.parent} holds no model: it has no {path.name}") from None
+    if sha256(content) != digest:
+        raise UserError(f"{path} was changed or is damaged: it does not match its checksum")
+    try:
+        tensors = safetensors.load(content)
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise UserError(f"{path} is damaged: {error}") from None
+    check_fit(shapes, tensors, str(path))
+    return tensors
+
+
+# The model card.
+
+USAGE = """import gradshare as gs
+
+learner, state = gs.from_pretrained({arguments})
+fast = learner.adapt(state, support_x, support_y)  # [tasks, examples, ...], [tasks, examples]
+outputs = learner.predict(fast, query_x)  # [tasks, examples, ...]
+"""
+INTERVAL = "± is a 95 % interval over tasks for one training run. It says nothing about another seed."
+NO_CODE = (
+    "This folder holds numbers and no code: gradshare reads `config.json` and `model.safetensors`, checks their"
+    " SHA-256, and executes nothing."
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A mean over tasks."""
+
+    split: str
+    tasks: int
+    accuracy: float | None
+    loss: float | None
+    interval: float | None  # half the 95 % interval over tasks: of the accuracy, or else of the loss
+
+    @property
+    def metric(self) -> str:
+        return "loss" if self.accuracy is None else "accuracy"
+
+    @property
+    def value(self) -> float | None:
+        return self.loss if self.accuracy is None else self.accuracy
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return "not finite"
+        form = ".4g" if self.accuracy is None else ".2%"
+        return f"{self.value:{form}}" + ("" if self.interval is None else f" ± {self.interval:{form}}")
+
+
+@dataclass(frozen=True)
+class Card:
+    """The content of a model card: README.md, with the fields at its top that the hub reads."""
+
+    license: str  # as the hub names it: mit, cc-by-4.0, ..., unknown
+    dataset: str  # its name; "" if it is not known
+    about: list[str]  # sentences
+    results: list[Result]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def text(self, name: str, own: bool) -> str:
+        """The whole README.md.
+
+        Args:
+            own: whether the module is the author's own, and so not described by the folder.
+        """
+        usage = USAGE.format(arguments='"FOLDER", learner' if own else '"FOLDER"')
+        parts = [
+            f"# {_plain(name)}",
+            "\n".join(self.about),
+            f"Data: {_code(self.dataset) if self.dataset else 'not known'}.",
+            *([_table(["split", "", "mean", "tasks"], map(_row, self.results)), INTERVAL] if self.results else []),
+            f"```python\n{usage}```",
+            NO_CODE,
+        ]
+        if self.options:
+            rows = [[_plain(option), _code(str(value))] for option, value in self.options.items()]
+            parts += ["## Options", _table(["option", "value"], rows)]
+        return f"---\n{self._front(name)}---\n\n" + "\n\n".join(parts) + "\n"
+
+    def _front(self, name: str) -> str:
+        """YAML, of which JSON is a part: written as JSON, no name can be more than a name there."""
+        lines = [f"license: {json.dumps(self.license)}", "library_name: gradshare"]
+        lines += ["tags:", "- meta-learning", "- few-shot-learning", "- gradient-sharing"]
+        if self.dataset:
+            lines += ["datasets:", f"- {json.dumps(self.dataset)}"]
+        entries = [self._entry(result) for result in self.results if result.value is not None]
+        if entries:
+            metrics = dict.fromkeys(result.metric for result in self.results)
+            lines += ["metrics:", *(f"- {metric}" for metric in metrics)]
+            lines += [f"model-index: {json.dumps([{'name': name, 'results': entries}])}"]
+        return "\n".join(lines) + "\n"
+
+    def _entry(self, result: Result) -> dict[str, Any]:
+        data = self.dataset or "not known"
+        interval = "" if result.interval is None else f", 95 % interval ± {result.interval:.4f}"
+        mean = f"mean {result.metric} of {result.tasks} tasks{interval}"
+        return {
+            "task": {"type": "image-classification" if result.accuracy is not None else "other"},
+            "dataset": {"type": data, "name": data, "split": result.split},
+            "metrics": [{"type": result.metric, "value": result.value, "name": mean}],
+        }
+
+
+def _row(result: Result) -> list[str]:
+    return [result.split, result.metric, str(result), str(result.tasks)]
+
+
+def _table(columns: list[str], rows: Iterable[list[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _plain(text: str) -> str:
+    """Text without markup."""
+    return "".join(f"\\{sign}" if sign in "\\`*_{}[]<>#|!&~" else sign for sign in printable(" ".join(text.split())))
+
+
+def _code(text: str) -> str:
+    return f"`{printable(' '.join(text.split())).replace('`', chr(39)).replace('|', '¦')}`"

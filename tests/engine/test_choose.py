@@ -1,0 +1,102 @@
+"""What `auto` means: device, engine, precision and threads are chosen in one place, and applied in another."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+import gradshare as gs
+from gradshare.engine import backends
+from gradshare.engine import choose as choosing
+from gradshare.engine.choose import apply, choose, side_by_side
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if there were two GPUs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(backends, "not_installed", lambda: None)
+
+
+@pytest.fixture(autouse=True)
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "own_cores", lambda: 4)
+
+
+def test_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = choose()
+    assert (found.device, found.engine, found.precision, found.threads) == ("cpu", "eager", "float32", 4)
+    assert str(found) == "on the CPU, 4 threads, float32"
+    assert "as always on a CPU" in str(choose(deterministic=True, threads=1))
+
+
+def test_on_a_gpu(gpu: None) -> None:
+    found = choose()
+    assert (found.device, found.engine, found.precision) == ("cuda", "graph", "tf32")
+    assert "one CUDA graph" in str(found) and "tf32" in str(found)
+    assert choose("cpu").device == "cpu" and choose(engine="eager").engine == "eager"
+    assert choose(precision="float32").precision == "float32"
+    unsupported = choose(no_kernels="they do not adapt batch norm")
+    assert unsupported.precision == "float32" and "they do not adapt batch norm" in str(unsupported)
+
+
+def test_several_processes_share_the_cores_and_have_a_gpu_each(gpu: None) -> None:
+    assert choose("cpu", processes=2, local_processes=2).threads == 2
+    assert choose("cpu", threads=9, processes=2, local_processes=2).threads == 2
+    assert choose("cpu", threads=9).threads == 9
+    assert choose(processes=2, local_processes=2).engine == "eager"
+    assert choose(processes=4, local_processes=2).device == "cuda"
+    with pytest.raises(gs.UserError, match="3 processes on 2 GPUs"):
+        choose(processes=3, local_processes=3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"device": "cuda"}, "sees no GPU"),
+        ({"device": "meta"}, "cpu or cuda"),
+        ({"device": "nonsense"}, "cpu or cuda"),
+        ({"engine": "graph"}, "needs a GPU"),
+        ({"engine": "fast"}, "auto, eager, graph"),
+        ({"precision": "tf32"}, "no GPU in use"),
+        ({"precision": "float64"}, "float32, tf32, bf16"),
+    ],
+)
+def test_what_cannot_be(asked: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(gs.UserError, match=message):
+        choose(**asked)
+
+
+def test_a_graph_is_recorded_by_one_process(gpu: None) -> None:
+    with pytest.raises(gs.UserError, match="one process, not 2"):
+        choose(engine="graph", processes=2, local_processes=2)
+
+
+def test_choosing_changes_nothing_and_applying_does(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    threads = torch.get_num_threads()
+    try:
+        choice = choose(deterministic=True, threads=threads + 1)
+        assert torch.get_num_threads() == threads and not torch.are_deterministic_algorithms_enabled()
+        apply(choice)
+        assert torch.get_num_threads() == threads + 1 and torch.are_deterministic_algorithms_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8" and not torch.backends.cudnn.benchmark
+        apply(choose(threads=threads))
+        assert not torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_num_threads(threads)
+
+
+def test_side_by_side() -> None:
+    assert side_by_side(0, 2, "cpu") == (2, 2)
+    assert side_by_side(0, 9, "cpu") == (4, 1)
+    assert side_by_side(3, 9, "cuda") == (3, 1)
+    assert side_by_side(0, 9, "cuda") == (1, 4)

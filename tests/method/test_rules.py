@@ -1,0 +1,160 @@
+"""Rules: one function each, as values; `check_rule` accepts ours and says what is wrong with others."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from tests.support.rules import Momentum, with_momentum
+from torch import nn
+
+import gradshare as gs
+from gradshare.method.rules import NOTHING, InnerRule, InnerStep, Moved, Rule, stack_memory
+from gradshare.method.variants import ROWS, first_link, variant
+
+OURS: list[Any] = [
+    *(first_link(row.name, norm) for row in ROWS if row.rule for norm in ("global", "tensor")),
+    gs.scale(0.1),
+    gs.stop_gradient(),
+    gs.rate_per_element(0.1),
+    gs.rate_per_tensor_and_step(0.1),
+    gs.chain(gs.GradientSharing(), gs.rate_per_element(0.1)),
+    Momentum(),
+    with_momentum(),
+]
+
+
+@pytest.mark.parametrize("rule", OURS, ids=str)
+def test_our_rules_are_sound_and_are_values(rule: Rule) -> None:
+    gs.testing.check_rule(rule)
+    copy = pickle.loads(pickle.dumps(rule))
+    assert copy == rule and hash(copy) == hash(rule) and repr(copy) == repr(rule)
+
+
+def own(update: Any, memory: Any = None, any_layout: bool = False) -> InnerRule:
+    return InnerRule("own", lambda weights, steps: ({}, dict(memory or {})), update, any_layout)
+
+
+def each(at: InnerStep, function: Any) -> dict[str, torch.Tensor]:
+    return {name: function(gradient) for name, gradient in at.gradients.items()}
+
+
+class Counting:
+    name, count = "counting", 0
+
+    def init(self, weights: Any, steps: int) -> Any:
+        return {}, {}
+
+    def update(self, at: InnerStep) -> Moved:
+        self.count += 1
+        return Moved(each(at, lambda g: g * self.count))
+
+
+def in_place(at: InnerStep) -> Moved:
+    for gradient in at.gradients.values():
+        gradient *= 2
+    return Moved(at.gradients)
+
+
+UNSOUND: dict[str, tuple[Any, str]] = {
+    "sums tasks itself": (
+        own(lambda at: Moved(at.gradients if at.total is None else each(at, lambda g: g + g.sum(0)))),
+        "at.total",
+    ),
+    "sees others at test": (own(lambda at: Moved(each(at, lambda g: g - g.mean(0)))), "depends on another"),
+    "no task axis": (own(lambda at: Moved(each(at, lambda g: g[0]))), "shape"),
+    "a name missing": (own(lambda at: Moved({})), "names of the gradients"),
+    "no Moved": (own(lambda at: at.gradients), "gs.Moved"),
+    "state on itself": (Counting(), "two calls"),
+    "in place": (own(in_place), "in place"),
+    "order of tasks": (
+        own(lambda at: Moved(each(at, lambda g: g * torch.arange(len(g)).view(-1, *[1] * (g.dim() - 1))))),
+        "order of the tasks",
+    ),
+    "memory of its own making": (own(lambda at: Moved(at.gradients, remember={"seen": torch.ones(())})), "init"),
+    "memory of another shape": (
+        own(lambda at: Moved(at.gradients, remember={"mean": torch.ones(7)}), {"mean": torch.zeros(3, 2)}),
+        "shape",
+    ),
+    "not the same as one vector": (
+        own(lambda at: Moved(each(at, lambda g: g / g[:, ...].flatten(1).norm(dim=1).view(-1, *[1] * (g.dim() - 1)))),
+            any_layout=True),
+        "any_layout",
+    ),
+    "no update": (object(), "has no `name`"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule, word", UNSOUND.values(), ids=UNSOUND)
+def test_check_rule_says_what_is_wrong(rule: Any, word: str) -> None:
+    with pytest.raises(gs.UserError, match=word):
+        gs.testing.check_rule(rule)
+
+
+@pytest.mark.parametrize("field", ["together", "alone", "spread", "fused"])
+def test_old_fields_raise_an_error_that_shows_the_new_form(field: str) -> None:
+    with pytest.raises(gs.UserError, match=r"update\(at"):
+        getattr(gs.GradientSharing().rule(), field)
+    with pytest.raises(gs.UserError, match=r"update\(at"):
+        gs.InnerRule("old", lambda weights, steps: ({}, {}), **{field: print})
+    assert not hasattr(gs.scale(0.1), field)
+
+
+def test_memory_stacks_rows_and_keeps_what_was_not_remembered() -> None:
+    before = {"a": {"rows": torch.zeros(2, 3), "seen": torch.tensor(False)}, "b": {"kept": torch.ones(2)}}
+    rows = [{"a": {"rows": torch.full((3,), float(k)), "seen": torch.tensor(True)}, "b": NOTHING} for k in range(2)]
+    after = stack_memory(before, rows)
+    assert after["a"]["rows"].tolist() == [[0, 0, 0], [1, 1, 1]] and after["a"]["seen"] and after["b"] is not before
+    assert after["b"]["kept"] is before["b"]["kept"]
+
+
+def test_a_value_per_step_stays_at_its_last_row() -> None:
+    values = torch.tensor([1.0, 2.0])
+    assert [InnerStep({}, {}, k=k).now(values).item() for k in range(4)] == [1, 2, 2, 2]
+
+
+def test_momentum_is_that_of_torch() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1).double()
+    x, y = torch.randn(2, 4, 3).double(), torch.randn(2, 4, 1).double()
+    learner = gs.maml(model, inner_lr=0.1, steps=4, sharing=Momentum(0.8), loss="mse")
+    fast = learner.adapt(learner.init(), x, y)
+    for task in range(2):
+        copy = nn.Linear(3, 1).double()
+        copy.load_state_dict(model.state_dict())
+        optimiser = torch.optim.SGD(copy.parameters(), lr=0.1, momentum=0.8)
+        for _ in range(4):
+            optimiser.zero_grad()
+            nn.functional.mse_loss(copy(x[task]), y[task]).backward()
+            optimiser.step()
+        for name, weight in copy.named_parameters():
+            torch.testing.assert_close(fast[name][task], weight.detach(), rtol=1e-12, atol=1e-14)
+
+
+def test_momentum_of_zero_is_the_original() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).double()
+    x, y = torch.randn(2, 4, 3).double(), torch.tensor([[0, 1, 0, 1]] * 2)
+    plain, none = gs.maml(model), gs.maml(model, sharing=Momentum(0.0))
+    losses = [learner.outer_loss(learner.init(), gs.Episodes(x, y, x, y)).loss for learner in (plain, none)]
+    assert torch.equal(*losses)
+
+
+def test_names_rules_and_classes_make_the_same_learner() -> None:
+    model = nn.Linear(3, 2)
+    by_name, by_value = gs.maml(model, sharing="gate-only"), gs.maml(model, sharing=gs.GateOnly())
+    assert by_name.rule == by_value.rule
+    assert gs.maml(model, sharing="original").rule == gs.maml(model).rule
+    for wrong in ("gate", gs.GateOnly, 3, "half-rate"):
+        with pytest.raises(gs.UserError):
+            gs.maml(model, sharing=wrong)  # type: ignore[arg-type]
+
+
+def test_a_name_from_a_file_is_never_imported() -> None:
+    assert variant("no_such_module:Rule").label == "no_such_module.Rule"
+    with pytest.raises(gs.UserError, match="never imported"):
+        first_link("no_such_module:Rule")
+    with pytest.raises(gs.UserError, match="cannot be imported"):
+        first_link("no_such_module:Rule", allowed=["no_such_module:Rule"])
