@@ -50,12 +50,13 @@ class Library:
 
         self.experiment, self.preset = experiment, preset
         if training:
-            from gradshare.data.dataset import load_dataset
             from gradshare.data.importing import import_dataset
             from gradshare.divergence import Diverged
             from gradshare.interruption import Interrupted
-            from gradshare.runs import run
             from gradshare.saved import load_run
+
+            from gradshare.data.dataset import load_dataset
+            from gradshare.runs import run
 
             self.load_dataset, self.import_dataset, self.load_run = load_dataset, import_dataset, load_run
             self.run, self.Diverged, self.Interrupted = run, Diverged, Interrupted

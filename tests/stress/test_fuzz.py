@@ -15,20 +15,20 @@ from typing import Any
 
 import pytest
 import torch
+from gradshare.runs.training import Silent
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from safetensors import torch as safetensors
 from tests.support.fuzzing import CASES, REPORT, RESUMED, Play, without_long_work, write_data
 
 import gradshare as gs
-import gradshare.reports.write
+import gradshare.reports.figures
 from gradshare.experiments.presets import EVERY_ARM
-from gradshare.files import sealed, sha256
+from gradshare.files import add_checksum, sha256
 from gradshare.reports.figures import image
 from gradshare.runs import finished
 from gradshare.runs.build import run
 from gradshare.runs.config import RunConfig
-from gradshare.runs.training import Silent
 
 OPTIONS: dict[str, Any] = {
     **{
@@ -506,7 +506,7 @@ def test_checkpoints(play: Play, entry: str, value: Any, tensor: int, change: st
         (folder / NEWEST / "tensors.safetensors").write_bytes(content)
         rest = {**about, "tensors_sha256": sha256(content)}
         del rest["sha256"]
-        (folder / NEWEST / "checkpoint.json").write_text(json.dumps(sealed(rest)))
+        (folder / NEWEST / "checkpoint.json").write_text(json.dumps(add_checksum(rest)))
         play.case("checkpoints", *words, may_change=REPORT | RESUMED, own=folder)
 
 
@@ -519,7 +519,7 @@ EXTREME = [5e-324, 1e99, -1e99, 1e308, 10**400, float("nan"), float("inf")]
 def test_extreme_values_are_drawn(play: Play, value: float) -> None:
     """With the real drawing, which the cases below leave out."""
     with play.copy("run", "made/shared") as folder, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(gradshare.reports.write, "image", image)
+        patched.setattr(gradshare.reports.figures, "image", image)
         extreme = {"val_accuracy": None, "val_loss": value, "val_interval": value, "m": [value], "lam": [value]}
         lines = [json.dumps({**LINE, "val_accuracy": None}), json.dumps({**LINE, **extreme, "epoch": 2})]
         (folder / "metrics.jsonl").write_text("\n".join(lines))

@@ -22,7 +22,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-import gradshare.reports.write  # draws with matplotlib, which writes to the user's folder when it is loaded first
+import gradshare.reports.figures  # draws with matplotlib, which writes to the user's folder when it is loaded first
 from gradshare.cli.app import main
 from gradshare.data.store import ClassEntry, Index, write_store
 from gradshare.errors import DamageWarning, UserError
@@ -225,7 +225,7 @@ def without_long_work() -> Iterator[None]:
         (evaluation, "evaluate"): judge,
         (running, "ceilings"): lambda *_, **__: {},
         (running, "versions"): dict,
-        (gradshare.reports.write, "image"): lambda *_: b'<svg viewBox="0 0 1 1"></svg>',
+        (gradshare.reports.figures, "image"): lambda *_: b'<svg viewBox="0 0 1 1"></svg>',
         (running, "measure"): lambda case, **_: Measurement(case=case, **MEASURED),
         (running, "Timing"): Timed,
     }

@@ -149,7 +149,7 @@ def synthetic(image: tuple[int, int, int], device: str) -> Dataset:
     """Return a data set of random images in uint8, on the device, as a real one would be."""
     channels, height, width = image
     entries = [ClassEntry(f"{split}-{i}", split, IMAGES) for split, count in CLASSES.items() for i in range(count)]
-    index = Index("synthetic", (height, width, channels), entries, "none", "random numbers")
+    index = Index("synthetic", (height, width, channels), tuple(entries), "none", "random numbers")
     generator = torch.Generator(device).manual_seed(0)
     images = torch.randint(0, 256, (index.images, *index.image), dtype=torch.uint8, device=device, generator=generator)
     return Dataset(index, images.numpy() if device == "cpu" else images)
