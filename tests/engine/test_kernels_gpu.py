@@ -55,7 +55,7 @@ SIZES = [
 def one_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use one size of tiles and few programs for all sizes: fewer variants to compile."""
     monkeypatch.setattr(convolution, "_tile", lambda x, positions: device.Tile(32, 16, 4, 2))
-    monkeypatch.setattr(device, "processors", lambda place: 8)
+    monkeypatch.setattr(device, "processors", lambda place: 4)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, [size.filters, *size.image, *size[2:]])))
