@@ -99,8 +99,3 @@ def printable(text: str) -> str:
         \\x1b[31m wren
     """
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
-
-
-# Earlier names, for modules that still use them.
-Unmet = RendezvousFailed
-say_warnings_plainly = print_warnings_as_lines

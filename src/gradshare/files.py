@@ -268,7 +268,3 @@ def check_output(path: Path, beginning: bytes, kind: str) -> None:
             if file.read(len(beginning)) == beginning:
                 return
     raise UserError(f"{path} exists already, and it is not {kind}: choose another name")
-
-
-# Earlier names, for modules that still use them.
-sealed, opened = add_checksum, verify_checksum

@@ -176,7 +176,8 @@ def same_run(one: Path, other: Path) -> None:
         paths = [folder / "checkpoints" / name for folder in (one, other)]
         (progress, tensors), (other_progress, other_tensors) = (checkpoints.load(path) for path in paths)
         assert differences(other_tensors, tensors) == []
-        assert numbers(progress.metrics) == pytest.approx(numbers(other_progress.metrics), rel=1e-12)
+        lines = [numbers(one.as_json()["metrics"]) for one in (progress, other_progress)]
+        assert lines[0] == pytest.approx(lines[1], rel=1e-12)
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, other)]
     assert numbers(summaries[0]) == pytest.approx(numbers(summaries[1]), rel=1e-12)
 
@@ -208,11 +209,6 @@ def test_shares_are_even_and_whole() -> None:
             assert max(map(len, shares)) - min(map(len, shares)) <= 1
     with pytest.raises(gs.UserError, match="3 processes for 2 tasks a batch: each process needs a task"):
         gs.Group(0, 3).share(2)
-
-
-def test_a_graph_is_refused(dataset: gs.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(gs.UserError, match="a CUDA graph is recorded by one process, not 2: use the engine eager"):
-        gs.train(several.run_learner(), dataset, tmp_path / "run", device="cuda", engine="graph", group=gs.Group(0, 2))
 
 
 def cli(blobs: Path, out: Path, *more: object) -> list[str]:

@@ -15,7 +15,7 @@ KEPT = Path(__file__).parent / "kept"
 
 def test_every_run_of_the_results_opens() -> None:
     runs = find_runs(ROOT / "results")
-    assert len(runs) == 47
+    assert len(runs) == len([*(ROOT / "results").rglob("config.json")]) >= 47
     for run in runs:
         config, epochs = run.config(), run.epochs()
         assert config is not None

@@ -138,7 +138,7 @@ class Play:
             assert lines[0].startswith("gradshare: ") and len(lines[0].split()) > 2 and "Traceback" not in ended.out
         repaired = f"{own.absolute()}/" if own and words[0] in ("train", "compare") else "nothing"
         changed = {path for path in before if before[path] != after.get(path) and not path.endswith(".lock")}
-        changed = {path for path in changed if not _is_note(path, before)}
+        changed = {path for path in changed if not _is_note(path, words, before)}
         fixed = () if "--epochs" in words else ("/config.json",)
         changed = {path for path in changed if not path.startswith(repaired) or path.endswith(fixed)}
         allowed = () if ended.code else may_change
@@ -146,15 +146,17 @@ class Play:
         assert not changed, (words, ended, sorted(changed))
         new = {path for path in after if path not in before}
         download = "there is no network" in ended.err  # an unfinished download keeps its folder
-        left = {path for path in new if not path.startswith(repaired) and not _is_note(path, before)}
+        left = {path for path in new if not path.startswith(repaired) and not _is_note(path, words, before)}
         assert ended.code == 0 or download or not left, (words, ended, sorted(left))
         _remove(new)
         return ended
 
 
-def _is_note(path: str, before: Collection[str]) -> bool:
-    """Whether it is a note on a run, `GRID/.grid/...`, in a grid or a comparison that was there before."""
+def _is_note(path: str, words: Collection[str], before: Collection[str]) -> bool:
+    """Whether it is a note on a run, `GRID/.grid/...`, or the folder of a new grid, which keeps why its runs failed."""
     grid, inside, _ = path.partition(f"/{NOTES}")
+    if [*words][:2] == ["grid", "run"]:
+        return os.path.isdir(f"{grid}/{NOTES}")
     return bool(inside) and grid in before
 
 

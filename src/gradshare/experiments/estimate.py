@@ -154,4 +154,4 @@ def _random(shape: RunConfig, image: Image) -> Dataset:
         ClassEntry(f"{split} {number}", split, each) for split in ("train", "val") for number in range(shape.ways)
     ]
     pixels = np.random.default_rng(0).integers(0, 256, (len(classes) * each, height, width, channels), dtype=np.uint8)
-    return Dataset(Index("random pixels", (height, width, channels), classes, "none", "random numbers"), pixels)
+    return Dataset(Index("random pixels", (height, width, channels), tuple(classes), "none", "random numbers"), pixels)

@@ -7,14 +7,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path, PurePath
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from gradshare.errors import MOST, MOST_SEED, MOST_THREADS, UserError, check_range, short_repr
 from gradshare.files import add_checksum, verify_checksum, written_by_newer
 from gradshare.method.variants import variant
 
 Method = Literal["maml", "metasgd", "mamlpp", "fomaml", "anil"]
-Arm = str  # an earlier name, for modules that still use it
 VERSION = 1
 
 
@@ -123,7 +122,7 @@ LOWEST = {
 }  # of every other whole number: 1
 HIGHEST = {"seed": MOST_SEED, "threads": MOST_THREADS}  # of every other number: MOST
 ABOVE_ZERO = ("outer_lr", "inner_lr")
-WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
 def _check(name: str, kind: Any, value: Any) -> None:
@@ -133,7 +132,7 @@ def _check(name: str, kind: Any, value: Any) -> None:
         if value not in kinds:
             raise UserError(f"{name} is one of {', '.join(kinds)}, not {short_repr(value)}")
     elif type(value) not in kinds and not (type(value) is int and float in kinds):
-        raise UserError(f"{name} is {short_repr(value)}; it must be a {WORDS[kinds[0]]}")
+        raise UserError(f"{name} is {short_repr(value)}; it must be {WORDS[kinds[0]]}")
     elif name in ABOVE_ZERO and not 0 < value < math.inf:
         raise UserError(f"{name} is {short_repr(value)}; it must be above 0")
     elif type(value) in (int, float):
@@ -164,8 +163,13 @@ def options_text(options: dict[str, Any]) -> str:
     return json.dumps(add_checksum({"version": VERSION, **options}), indent=2) + "\n"
 
 
+TRAINING = frozenset(field.name for field in fields(Training))
+RUN = frozenset(field.name for field in fields(RunConfig)) - TRAINING
+Options = TypeVar("Options", bound=Training)
+
+
 def parse_options(content: Any, path: Path) -> dict[str, Any]:
-    """The options in the content of config.json, after checks of the version and the checksum."""
+    """The options in the content of config.json, after checks of its checksum, its version and its Training options."""
     if not isinstance(content, dict) or type(content.get("version")) is not int:
         raise UserError(f"{path} is not the configuration of a run: it has no version")
     try:
@@ -175,19 +179,20 @@ def parse_options(content: Any, path: Path) -> dict[str, Any]:
     version = content.pop("version")
     if version != VERSION:
         raise UserError(f"{path} {written_by_newer('configuration', version, VERSION)}")
+    _build(Training, {name: value for name, value in content.items() if name in TRAINING}, path)
     return content
-
-
-TRAINING = frozenset(field.name for field in fields(Training))
-RUN = frozenset(field.name for field in fields(RunConfig)) - TRAINING
 
 
 def parse_config(options: dict[str, Any], path: Path) -> RunConfig:
     """The options of config.json as a RunConfig."""
     if unknown := set(options) - TRAINING - RUN:
         raise UserError(f"{path} has options that this version does not know: {', '.join(sorted(unknown))}")
+    return _build(RunConfig, options, path)
+
+
+def _build(kind: type[Options], options: dict[str, Any], path: Path) -> Options:
     try:
-        return RunConfig(**options)
+        return kind(**options)
     except UserError as error:
         raise UserError(f"{path} is damaged: {error}") from None
 

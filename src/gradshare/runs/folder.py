@@ -38,9 +38,7 @@ from gradshare.files import (
 )
 from gradshare.runs import checkpoints, locks
 from gradshare.runs.config import (
-    TRAINING,
     RunConfig,
-    Training,
     check_same_options,
     identity,
     options_text,
@@ -74,20 +72,11 @@ NOTE = "diverged.json"
 Line = TypeVar("Line", Epoch, Timing)
 
 
+@dataclass(frozen=True)
 class RunFolder:
     """A run on disk. Every file that cannot be read, or holds something else, raises a UserError that names it."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-
-    def __repr__(self) -> str:
-        return f"RunFolder({str(self.path)!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RunFolder) and self.path == other.path
-
-    def __hash__(self) -> int:
-        return hash(self.path)
+    path: Path
 
     def exists(self) -> bool:
         """Whether a run was started here."""
@@ -107,9 +96,7 @@ class RunFolder:
             raise UserError(f"{self.path} is not a run: it has no {CONFIG}") from None
         except NotADirectoryError:
             raise UserError(f"{self.path} is not a run: it is a file") from None
-        options = parse_options(content, path)
-        _training(options, path)
-        return options
+        return parse_options(content, path)
 
     def config(self) -> RunConfig | None:
         """The options as a RunConfig; None if the run was started from Python with a learner of your own."""
@@ -169,13 +156,13 @@ class RunFolder:
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint that is not damaged; None if the run has none yet."""
-        return checkpoints.newest(self.checkpoints, identity(self.options()))
+        return checkpoints.newest(self.checkpoint_folder, identity(self.options()))
 
     def load_epoch(self, epoch: int) -> dict[str, Tensor]:
         """The tensors of the run at the end of an epoch."""
-        path = checkpoints.of_epoch(self.checkpoints, epoch)
+        path = checkpoints.of_epoch(self.checkpoint_folder, epoch)
         if not path.exists():
-            kept = ", ".join(path.name for path in checkpoints.listing(self.checkpoints)) or "none"
+            kept = ", ".join(path.name for path in checkpoints.listing(self.checkpoint_folder)) or "none"
             raise UserError(f"the run in {self.path} has no checkpoint of epoch {epoch}; there are {kept}")
         try:
             return checkpoints.load(path, identity(self.options()))[1]
@@ -187,7 +174,7 @@ class RunFolder:
     # The rest is for training, which holds the lock of the folder.
 
     @property
-    def checkpoints(self) -> Path:
+    def checkpoint_folder(self) -> Path:
         return self.path / "checkpoints"
 
     def open(
@@ -195,7 +182,6 @@ class RunFolder:
         options: dict[str, Any],
         resume: bool | None,
         check: Callable[[], None],
-        longer: bool = False,
         rate_falls: bool = False,
     ) -> Checkpoint | None:
         """Start a run here, or find the newest checkpoint of the run that is here.
@@ -203,7 +189,8 @@ class RunFolder:
         Args:
             resume: True: there must be a run; False: there must be none; None: either.
             check: raises an error for options that cannot be trained; called before a new run is written.
-            longer, rate_falls: as `check_same_options` has them; `extend_epochs` then writes the new number of epochs.
+            rate_falls: as `check_same_options` has it. More epochs than the run has are allowed; `extend_epochs` then
+                writes the new number.
         """
         if self.exists() and resume is False:
             raise UserError(f"{self.path} already holds a run: resume it (train --resume), or choose another folder")
@@ -211,9 +198,9 @@ class RunFolder:
             self._start(options, check)
             return None
         wanted = json.loads(json.dumps(options, default=str))
-        check_same_options(self.path, self.options(), wanted, longer, rate_falls)
+        check_same_options(self.path, self.options(), wanted, longer=True, rate_falls=rate_falls)
         with writing(self.path):
-            checkpoints.recover(self.checkpoints)
+            checkpoints.recover(self.checkpoint_folder)
         found = self.newest()
         if found is None and (self.done or self.epochs()):
             raise UserError(
@@ -241,7 +228,7 @@ class RunFolder:
             try:
                 yield
             except Exception as error:
-                if new and out_of_memory(error) and not self.checkpoints.exists():
+                if new and out_of_memory(error) and not self.checkpoint_folder.exists():
                     (self.path / CONFIG).unlink(missing_ok=True)
                 raise
 
@@ -269,8 +256,8 @@ class RunFolder:
     def roll_back_to(self, progress: Progress, epochs: int) -> None:
         """Make all files agree with the checkpoint that the run continues from; `epochs` is how many it is to have."""
         with writing(self.path):
-            checkpoints.set_aside(self.checkpoints, progress)
-            checkpoints.prune(self.checkpoints, best_epochs(progress.metrics))
+            checkpoints.set_aside(self.checkpoint_folder, progress)
+            checkpoints.prune(self.checkpoint_folder, best_epochs(progress.metrics))
             for left in self.path.glob(f".*{NEW}"):
                 left.unlink()
             self._write_lines(progress)
@@ -284,7 +271,7 @@ class RunFolder:
 
     def _warn_of_lost(self, epochs: list[int]) -> None:
         """Name the best epochs that have no checkpoint any more, while there is time to restore it."""
-        lost = [epoch for epoch in sorted(epochs) if not checkpoints.of_epoch(self.checkpoints, epoch).exists()]
+        lost = [epoch for epoch in sorted(epochs) if not checkpoints.of_epoch(self.checkpoint_folder, epoch).exists()]
         if lost:
             _warn(
                 f"the run in {self.path} has lost the checkpoints of some of its best epochs"
@@ -296,12 +283,12 @@ class RunFolder:
         """Write a checkpoint."""
         if not self.exists():
             raise UserError(f"{self.path} was moved or deleted while its run trained: resume the run where it is now")
-        checkpoints.save(self.checkpoints, progress, tensors)
+        checkpoints.save(self.checkpoint_folder, progress, tensors)
 
     def write_epoch(self, progress: Progress) -> None:
         """Bring the other files up to date with the checkpoint of an epoch that was just saved."""
         self._write_lines(progress)
-        checkpoints.prune(self.checkpoints, best_epochs(progress.metrics))
+        checkpoints.prune(self.checkpoint_folder, best_epochs(progress.metrics))
 
     def _write_lines(self, progress: Progress) -> None:
         files = {METRICS: [line.as_json() for line in progress.metrics], TIMINGS: map(asdict, progress.timings)}
@@ -387,17 +374,10 @@ def merge_with_saved(config: RunConfig, folder: Path, longer: bool = False) -> R
     stored = saved.config()
     if stored is None:
         raise UserError(f"the run in {folder} was started from Python, so the command line cannot resume it")
-    open_ = {name for name, value in vars(config).items() if value == "auto" or (name == "threads" and value == 0)}
-    merged = replace(config, **{name: getattr(stored, name) for name in open_})
+    left_open = [name for name, value in vars(config).items() if value == "auto" or (name, value) == ("threads", 0)]
+    merged = replace(config, **{name: getattr(stored, name) for name in left_open})
     check_same_options(folder, asdict(stored), asdict(merged), longer, config.rate_falls)
     return merged
-
-
-def _training(options: dict[str, Any], path: Path) -> Training:
-    try:
-        return Training(**{name: value for name, value in options.items() if name in TRAINING})
-    except UserError as error:
-        raise UserError(f"{path} is damaged: {error}") from None
 
 
 def _warn(text: str) -> None:

@@ -32,31 +32,39 @@ class FolderLocked(UserError):
 def locked(folder: Path) -> Iterator[None]:
     """Within the block this process alone works on `folder`, which need not exist yet; else `FolderLocked`."""
     path = lock_of(folder)
-    with tidy(path.parent), _acquired(path, folder) as lock:
+    with tidy(path.parent):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = _acquire(path)
+        except Timeout:
+            raise FolderLocked(f"{folder} is in use by {_text(path)} (lock {path})") from None
+        except OSError as error:
+            raise UserError(f"cannot lock {folder}: {error.strerror}: {path}") from error
+        try:
+            yield
+        finally:
+            _release(path, lock)
+
+
+def _acquire(path: Path) -> FileLock:
+    lock = FileLock(path)
+    lock.acquire(timeout=PATIENCE)
+    while not path.exists():  # the holder before us removed it while we waited: this lock guards no name
+        lock.release()
+        lock.acquire(timeout=PATIENCE)
+    try:
         if not isinstance(lock, SoftFileLock):  # a soft lock has its own text
             since = time.strftime("%Y-%m-%d %H:%M:%S")
             path.write_text(f"process {os.getpid()} on {socket.gethostname()}, since {since}\n", encoding="utf-8")
-        yield
+    except BaseException:  # such as a full disk
+        _release(path, lock)
+        raise
+    return lock
 
 
-@contextmanager
-def _acquired(path: Path, folder: Path) -> Iterator[FileLock]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path)
-        lock.acquire(timeout=PATIENCE)
-        while not path.exists():  # the holder before us removed it while we waited: this lock guards no name
-            lock.release()
-            lock.acquire(timeout=PATIENCE)
-    except Timeout:
-        raise FolderLocked(f"{folder} is in use by {_text(path)} (lock {path})") from None
-    except OSError as error:
-        raise UserError(f"cannot lock {folder}: {error.strerror}: {path}") from error
-    try:
-        yield lock
-    finally:
-        path.unlink(missing_ok=True)  # before the release: afterwards it may be another process's
-        lock.release()
+def _release(path: Path, lock: FileLock) -> None:
+    path.unlink(missing_ok=True)  # before the release: afterwards it may be another process's
+    lock.release()
 
 
 def lock_of(folder: Path) -> Path:

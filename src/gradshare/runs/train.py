@@ -182,9 +182,7 @@ class _Run:
     def open(self, options: dict[str, Any], resume: bool | None) -> None:
         """Start the folder, or continue from its newest checkpoint."""
         self.identity, falls = identity(options), self.learner.final_outer_rate != 1
-        found = self.group.from_first(
-            lambda: self.folder.open(options, resume, self._check_tasks, longer=True, rate_falls=falls)
-        )
+        found = self.group.from_first(lambda: self.folder.open(options, resume, self._check_tasks, rate_falls=falls))
         if found is not None:
             self.progress, tensors = found
             self._restore(tensors)

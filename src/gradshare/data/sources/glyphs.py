@@ -1,13 +1,12 @@
-"""Glyphs: an Omniglot-like few-shot data set drawn from the fonts inside matplotlib, so it needs no download.
+"""Glyphs: a few-shot data set like Omniglot, drawn from the fonts in matplotlib, so it needs no download.
 
-A class is a character; its images differ by font face and by a small random affine map. The splits hold different
-scripts. Characters are chosen once, greedily, so that no two of them look alike, whatever their splits.
+A class is a character. Its images differ by font face and by a small random affine map. The splits hold different
+scripts. Characters are chosen one by one, so that no two of them look alike, in whichever splits they are.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator
 from functools import cache, lru_cache
 from itertools import product
 from pathlib import Path
@@ -18,6 +17,10 @@ import numpy as np
 from matplotlib.ft2font import FT2Font
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter, ImageFont
+
+from gradshare.data.sources import Options
+from gradshare.data.sources.importing import Archives, Found
+from gradshare.data.store import ClassEntry
 
 IMAGES_PER_CLASS = 20
 IMAGE_SHAPE = (28, 28, 1)
@@ -59,12 +62,12 @@ FACES = (
     *("DejaVuSans-Oblique", "DejaVuSerif-Italic", "STIXGeneralItalic", "DejaVuSansMono-Oblique"),
     *("DejaVuSans-BoldOblique", "DejaVuSerif-BoldItalic", "STIXGeneralBolIta", "DejaVuSansMono-BoldOblique"),
 )
-MIN_FACES = 2  # one face alone would leave only the affine map to tell the images of a class apart
+MIN_FACES = 2  # with one face, the images of a class would differ only by the affine map
 DRAWN_PIXELS_PER_EM = 96
 MIN_INK = 0.02  # of an em square: below are dots and ticks, which the size normalisation would turn into blobs
 MAX_LIKENESS = 0.91  # correlation of two looks; two faces of one character have 0.93 in the median
 
-# These five fit together: the longer side at its largest, turned, sheared and shifted, just reaches the frame.
+# These five belong together: the longer side at its largest, rotated, sheared and shifted, just reaches the frame.
 GLYPH_SIDE = 19.0
 SCALE = (0.8, 1.05)
 MAX_ROTATION = np.deg2rad(10.0)
@@ -75,36 +78,19 @@ OVERSAMPLING = 2  # drawn twice as large, then averaged: a bilinear map straight
 FloatArray = NDArray[np.float64]
 
 
-class GlyphClass(NamedTuple):
-    """One character: its split, its name, and its images."""
-
-    split: str
-    name: str
-    images: NDArray[np.uint8]  # [20, 28, 28, 1], ink 255 on 0
-
-
 class Face(NamedTuple):
-    """A font at one size, and the codepoints that it really draws."""
+    """A font at one size, and the codepoints that it has."""
 
     font: ImageFont.FreeTypeFont
     codepoints: frozenset[int]
 
 
-def render() -> Iterator[GlyphClass]:
-    """Draw every class in a fixed order: train, then val, then test."""
-    for split, codepoints in chosen().items():
-        for codepoint in codepoints:
-            yield GlyphClass(split, class_name(codepoint), draw_class(codepoint))
-
-
-def count() -> int:
-    """Number of classes that `render` yields."""
-    return sum(map(len, chosen().values()))
-
-
-def class_names() -> dict[str, list[str]]:
-    """Names of the classes of each split, in the order of `render`."""
-    return {split: [class_name(codepoint) for codepoint in codepoints] for split, codepoints in chosen().items()}
+def find(archives: Archives, options: Options) -> Found:
+    """All classes, in the order of `chosen`; there are no archives and no options."""
+    classes = [(split, codepoint) for split, codepoints in chosen().items() for codepoint in codepoints]
+    entries = tuple(ClassEntry(class_name(codepoint), split, IMAGES_PER_CLASS) for split, codepoint in classes)
+    rows = (row for row in enumerate(image for _, codepoint in classes for image in draw_class(codepoint)))
+    return Found(entries, rows, IMAGE_SHAPE, "rendered", "fonts shipped with matplotlib")
 
 
 def class_name(codepoint: int) -> str:
@@ -113,7 +99,7 @@ def class_name(codepoint: int) -> str:
 
 @cache
 def chosen() -> dict[str, list[int]]:
-    """Choose the codepoints of each split: drawable, and unlike every one chosen before, in whichever split."""
+    """Choose the codepoints of each split: drawable, and unlike every one chosen before, in any split."""
     taken: dict[str, list[int]] = {split: [] for split in SCRIPTS}
     taken_looks = np.zeros((0, IMAGE_SHAPE[0] // 2 * (IMAGE_SHAPE[1] // 2)), np.float32)
     for split, scripts in SCRIPTS.items():
@@ -128,12 +114,12 @@ def chosen() -> dict[str, list[int]]:
 
 
 def is_drawable(codepoint: int) -> bool:
-    """Say whether a character is one of its own, in enough faces, with enough ink."""
+    """Whether a character is not made of others, and has enough faces and enough ink."""
     character = chr(codepoint)
     # Letters, numbers, punctuation, symbols: no marks, separators or controls; Sk are accents that stand alone.
     if unicodedata.category(character)[0] not in "LNPS" or unicodedata.category(character) == "Sk":
         return False
-    # An accented letter, a ligature or a superscript is other characters in another dress.
+    # An accented letter, a ligature or a superscript is a variant of other characters.
     if unicodedata.normalize("NFKD", character) != character:
         return False
     inks = [float(np.asarray(mask, np.float64).sum()) / 255 for mask in masks(codepoint)]
@@ -143,8 +129,8 @@ def is_drawable(codepoint: int) -> bool:
 def looks(codepoint: int) -> NDArray[np.float32]:  # [45, 14 * 14], each row of norm one
     """Draw the character in its plainest face: as it is in the first row, then a little stretched and shifted.
 
-    Stretched and shifted, because the images of a class are, and two characters that a stretch makes equal are no
-    two classes; blurred and halved, so that strokes a pixel apart still count as alike.
+    The images of a class are stretched and shifted too, so two characters that a stretch makes equal must not be two
+    classes. Blurred and halved, strokes that are a pixel apart still count as alike.
     """
     rows = []
     for stretch in ((1.0, 1.0), (0.8, 1.0), (1.0, 0.8), (1.25, 1.0), (1.0, 1.25)):
@@ -157,7 +143,7 @@ def looks(codepoint: int) -> NDArray[np.float32]:  # [45, 14 * 14], each row of 
 
 
 def draw_class(codepoint: int) -> NDArray[np.uint8]:  # [20, 28, 28, 1]
-    """Draw the images of a class, the faces in turn; its random numbers depend on nothing but its codepoint."""
+    """Draw the images of a class, in its faces in turn. The random numbers depend only on the codepoint."""
     rng = np.random.default_rng([SEED, codepoint])
     in_faces = masks(codepoint)
     order = rng.permutation(len(in_faces))
@@ -179,7 +165,7 @@ def random_linear_map(rng: np.random.Generator) -> FloatArray:  # [2, 2]
 def draw(mask: Image.Image, linear: FloatArray, shift: FloatArray) -> Image.Image:
     """Map a cropped glyph, scaled to the standard size and centred, into a frame."""
     frame = OVERSAMPLING * np.array(IMAGE_SHAPE[:2])
-    # Pillow asks for the way back, from a pixel of the frame to one of the mask.
+    # Pillow needs the inverse map, from a pixel of the frame to one of the mask.
     back = np.linalg.inv(linear) * max(mask.size) / (GLYPH_SIDE * OVERSAMPLING)
     start = np.array(mask.size) / 2 - back @ (frame / 2 + OVERSAMPLING * shift)
     coefficients = (back[0, 0], back[0, 1], start[0], back[1, 0], back[1, 1], start[1])
@@ -187,7 +173,7 @@ def draw(mask: Image.Image, linear: FloatArray, shift: FloatArray) -> Image.Imag
     return mask.transform(size, Image.Transform.AFFINE, coefficients, Image.Resampling.BILINEAR).reduce(OVERSAMPLING)
 
 
-@lru_cache(maxsize=1)  # a character is asked for several times in a row; to keep them all would take 100 MB
+@lru_cache(maxsize=1)  # a character is used several times in a row; all of them would take 100 MB
 def masks(codepoint: int) -> list[Image.Image]:
     """The character in every face that has it, each cropped to its ink."""
     drawn = [face.font.getmask(chr(codepoint)) for face in faces() if codepoint in face.codepoints]
@@ -197,9 +183,9 @@ def masks(codepoint: int) -> list[Image.Image]:
 
 @cache
 def faces() -> list[Face]:
-    """Open the fonts; the character map says what a font has, for Pillow draws a box where it has nothing."""
+    """Open the fonts, with their character maps: Pillow draws a box for a character that a font does not have."""
     folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
-    # Basic layout, because the other engine is not in every build of Pillow and would shape Arabic differently.
+    # Basic layout: the other engine is not in every build of Pillow, and shapes Arabic differently.
     return [
         Face(
             ImageFont.truetype(str(path), DRAWN_PIXELS_PER_EM, layout_engine=ImageFont.Layout.BASIC),
