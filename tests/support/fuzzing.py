@@ -196,14 +196,14 @@ def write_data(home: Path) -> None:
     entries = [ClassEntry(f"{split} {i}", split, 20) for split in ("train", "val", "test") for i in range(5)]
     blank = np.zeros((16, 16, 3), np.uint8)
     for name in DATA:
-        index = Index(name, (16, 16, 3), entries, "none", "made by the tests")
+        index = Index(name, (16, 16, 3), tuple(entries), "none", "made by the tests")
         write_store(home / name, index, (blank for _ in range(index.images)))
 
 
 @contextmanager
 def without_long_work() -> Iterator[None]:
     """Replace long work by its shortest result, and limit the memory."""
-    from gradshare.bench import running
+    from gradshare.bench import measure, rivals
     from gradshare.bench.results import Measurement
     from gradshare.cli import app
     from gradshare.data import download
@@ -240,10 +240,10 @@ def without_long_work() -> Iterator[None]:
         (ray, "_import_ray"): lambda: SimpleNamespace(init=init),
         (download, "_receive"): offline,
         (evaluate, "evaluate"): evaluate_two,
-        (running, "ceilings"): lambda *_, **__: {},
-        (running, "versions"): dict,
-        (running, "measure"): lambda case, **_: Measurement(case=case, **MEASURED),
-        (running, "Timing"): Timed,
+        (measure, "ceilings"): lambda *_, **__: {},
+        (measure, "measure"): lambda case, **_: Measurement(case=case, **MEASURED),
+        (measure, "Timing"): Timed,
+        (rivals, "versions"): dict,
         (gradshare.reports.write, "image_files"): lambda kind, _: dict.fromkeys((f"{kind}.png", f"{kind}.svg"), b""),
     }
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
