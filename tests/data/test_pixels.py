@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tests.support.archives import make_zip
 
 from gradshare.data.sources import Transform
 from gradshare.data.sources.importing import build
 from gradshare.data.sources.pixels import decode
 from gradshare.errors import UserError
+from tests.support.archives import make_zip
 
 Turn = Image.Transpose
 

@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.commands import gradshare
-from tests.support.learners import every_algorithm, every_sharing, gradients, net, randomised, tasks
-from tests.support.runs import TINY, learner, same_run
 from torch import nn
 
 import gradshare as gs
@@ -20,6 +17,9 @@ from gradshare.learners.graphs import GraphedPrediction, GraphedStep
 from gradshare.learners.outer import adam_tensors
 from gradshare.runs import checkpoints
 from gradshare.runs.divergence import Diverged
+from tests.support.commands import gradshare
+from tests.support.learners import every_algorithm, every_sharing, gradients, net, randomised, tasks
+from tests.support.runs import TINY, learner, same_run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -14,6 +14,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+
+from gradshare.engine.conv4.triton import convolution, device, first_block, head, pooled_norm, sharing
+from gradshare.engine.conv4.triton.convolution import Sums
+from gradshare.engine.conv4.triton.first_block import Moments, Patches
 from tests.support import formulas
 from tests.support.kernel_tools import (
     CASES,
@@ -32,11 +37,6 @@ from tests.support.kernel_tools import (
     poisoned,
     without_checks,
 )
-from torch import Tensor
-
-from gradshare.engine.conv4.triton import convolution, device, first_block, head, pooled_norm, sharing
-from gradshare.engine.conv4.triton.convolution import Sums
-from gradshare.engine.conv4.triton.first_block import Moments, Patches
 
 
 @pytest.fixture(autouse=True)

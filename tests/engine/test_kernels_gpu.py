@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from tests.support.kernel_tools import Batch, batch_of, cast, error, needs_gpu, on_kernels, tasks_of, varied
 from torch import Tensor
 
 import gradshare as gs
 from gradshare.engine.conv4.triton import convolution, device
 from gradshare.learners.graphs import GraphedStep
+from tests.support.kernel_tools import Batch, batch_of, cast, error, needs_gpu, on_kernels, tasks_of, varied
 
 pytestmark = needs_gpu
 

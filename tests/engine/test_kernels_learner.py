@@ -11,6 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+
+import gradshare as gs
+from gradshare.engine.conv4.triton import device
+from gradshare.engine.conv4.triton.packed import TritonConv4
 from tests.support.kernel_learners import (
     EVERY,
     SMALL,
@@ -28,11 +33,6 @@ from tests.support.kernel_learners import (
     unchanged,
 )
 from tests.support.kernel_tools import DEVICE, assert_near, in_few_programs, needs_interpreter, tasks_of
-from torch import Tensor, nn
-
-import gradshare as gs
-from gradshare.engine.conv4.triton import device
-from gradshare.engine.conv4.triton.packed import TritonConv4
 
 
 @pytest.fixture(autouse=True)

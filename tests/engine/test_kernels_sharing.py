@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.support.kernel_tools import DEVICE, assert_near, draw, poisoned, without_checks
-from tests.support.steps import together
 from torch import Tensor
 
 import gradshare as gs
 from gradshare.engine.conv4.triton import head, sharing
 from gradshare.engine.conv4.triton.programs import with_programs
+from tests.support.kernel_tools import DEVICE, assert_near, draw, poisoned, without_checks
+from tests.support.steps import together
 
 
 @pytest.fixture(autouse=True)

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support import several
-from tests.support.several import Found
 
 import gradshare as gs
 from gradshare.errors import RendezvousFailed
+from tests.support import several
+from tests.support.several import Found
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,13 @@ from unittest import mock
 
 import pytest
 import torch
-from tests.support.cases import assert_adapts_alone, assert_equal_to_reference, build
-from tests.support.models import WAYS, Model
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import gradshare as gs
+from tests.support.cases import assert_adapts_alone, assert_equal_to_reference, build
+from tests.support.models import WAYS, Model
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.runs import same_run
 
 from gradshare.runs.folder import RunFolder
+from tests.support.runs import same_run
 
 TRAIN = """
 import sys

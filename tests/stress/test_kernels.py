@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+
+import gradshare as gs
+from gradshare.engine.conv4.triton import device
 from tests.support.kernel_learners import (
     EVERY,
     HARD,
@@ -34,9 +37,6 @@ from tests.support.kernel_tools import (
     tasks_of,
     without_checks,
 )
-
-import gradshare as gs
-from gradshare.engine.conv4.triton import device
 
 every_case = pytest.mark.parametrize("case", CASES, ids=name_of)
 one_or_two_pairs = pytest.mark.parametrize("pairs", [1, 2], ids=["one pair", "two pairs"])

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import several
-from tests.support.commands import SMALL, gradshare
-from tests.support.several import ended, together
 
 import gradshare as gs
 from gradshare.runs import checkpoints
+from tests.support import several
+from tests.support.commands import SMALL, gradshare
+from tests.support.several import ended, together
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,9 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
+
+import gradshare as gs
 from tests.support.kernel_tools import (
     DEVICE,
     GPU,
@@ -21,9 +24,6 @@ from tests.support.kernel_tools import (
     tasks_of,
     varied,
 )
-from torch import Tensor
-
-import gradshare as gs
 
 SMALL = (1, 16, 16)
 

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from tests.support import formulas
 from torch import Tensor
+
+from tests.support import formulas
 
 pytest.importorskip("triton", reason="the kernels are written in Triton, which is not installed")
 

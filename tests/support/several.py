@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from tests.support.rules import with_momentum
 from torch import Tensor, nn
 
 import gradshare as gs
@@ -27,6 +26,7 @@ from gradshare.runs import checkpoints
 from gradshare.runs.evaluate import evaluate
 from gradshare.runs.torchrun import ends_at_once
 from gradshare.runs.workers import Interrupted
+from tests.support.rules import with_momentum
 
 ALGORITHMS: dict[str, Callable[..., gs.Learner]] = {
     "maml": gs.maml,
