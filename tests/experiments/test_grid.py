@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tests.support.grids import MAML, SHARED, cell_of
 
 from gradshare.errors import UserError
 from gradshare.experiments import display, estimate, grid
@@ -21,6 +20,7 @@ from gradshare.experiments.supervise import train_cell
 from gradshare.runs.config import RunConfig
 from gradshare.runs.records import Epoch
 from gradshare.runs.workers import Interrupted
+from tests.support.grids import MAML, SHARED, cell_of
 
 
 def test_a_grid_remembers_what_was_planned(blobs: Path, tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.support.commands import SMALL, epochs_done, started, wait_for, worker
-from tests.support.grids import MAML, SHARED, cell_of
 
 from gradshare.experiments.supervise import train_cell
+from tests.support.commands import SMALL, epochs_done, started, wait_for, worker
+from tests.support.grids import MAML, SHARED, cell_of
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install gradshare[ray]"
