@@ -1,10 +1,10 @@
-"""Times a meta-iteration whose tasks are spread over processes.
+"""Time a meta-iteration whose tasks are shared by several processes.
 
     OMP_NUM_THREADS=1 python benchmarks/distributed.py --tasks 4
     OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 benchmarks/distributed.py --tasks 4
 
-Random images at the shape of `gradshare bench --setting cpu`: Conv-4 with 48 filters, 28x28x1, 5-way 1-shot, 15
-queries, 5 inner steps, MAML with sharing, second order. One thread a process, and a free core for each.
+Random images in the shape of `gradshare bench --shape cpu`: Conv-4 with 48 filters, 28x28x1, 5-way 1-shot, 15 queries,
+5 inner steps, MAML with sharing, second order. Each process has one thread, and needs a free core.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def random_tasks(tasks: int, seed: int) -> gs.Episodes:
 
 
 def reduction_ms(group: Group, elements: int, times: int = 50) -> float:
-    """Milliseconds of one reduction of that many float32 values, when no process has to wait for another."""
+    """Return the milliseconds of one reduction of float32 values, when no process waits for another."""
     vector = torch.zeros(elements)
     dist.all_reduce(vector)
     started = time.perf_counter()
@@ -55,7 +55,7 @@ def main() -> None:
         times = []
         for iteration in range(3 + arguments.iterations):
             episodes = random_tasks(arguments.tasks, iteration)
-            group.any(False)  # all start together
+            group.any(False)  # all processes start at the same time
             started = time.perf_counter()
             gs.meta_step(learner, state, adam, episodes)
             times.append((time.perf_counter() - started) * 1e3)

@@ -1,9 +1,9 @@
-"""All figures of docs/performance.md that need a GPU, most important first. Needs no installed gradshare.
+"""Measure everything in docs/performance.md that needs a GPU, most important first. Needs no installed gradshare.
 
     PYTHONPATH=src python benchmarks/h200.py FOLDER --seconds 60
 
-Results are written to FOLDER after every case, so a run that is killed keeps what it has. A part that runs out of its
-time leaves the rest of its cases out, and its file says so.
+Results are written to FOLDER after every case, so that an interrupted run loses nothing. A part that uses up its time
+leaves out the rest of its cases, and its file says so.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gradshare.bench.cases import PAPER, SHAPES, SWEEPS, Arm, Case, Engine, Method, Precision, cases_of, swept
-from gradshare.bench.results import Failure, Measurement, Results
+from gradshare.bench.results import Failure, Measurement, Results, line_of
 
 METHODS: tuple[Method, ...] = ("maml", "metasgd", "mamlpp")
 ARMS: tuple[Arm, ...] = ("original", "shared")
@@ -32,7 +32,7 @@ class Part(NamedTuple):
 
 
 def parts(device: str) -> list[Part]:
-    """Everything, in the order in which it matters."""
+    """Return all parts, the most important first."""
     settings = [{**SHAPES[name], "device": device} for name in PAPER]
 
     def ours(engine: Engine, precision: Precision, methods: tuple[Method, ...], arms: tuple[Arm, ...]) -> list[Case]:
@@ -73,8 +73,8 @@ def _sweep(sweep: str, device: str) -> list[Case]:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("folder", type=Path)
-    arguments.add_argument("--seconds", type=float, default=60, help="for each part")
-    arguments.add_argument("--case-seconds", type=float, default=5, help="for the timing of one case")
+    arguments.add_argument("--seconds", type=float, default=60, help="time for each part")
+    arguments.add_argument("--case-seconds", type=float, default=5, help="time for one case")
     arguments.add_argument("--iterations", type=int, default=200, help="meta-iterations timed for each case")
     arguments.add_argument("--device", default="cuda")
     arguments.add_argument("--only", action="append", default=[], help="a part by its name; several times for several")
@@ -83,10 +83,9 @@ def main() -> None:
     if not chosen:
         arguments.error(f"the parts are: {'; '.join(part.name for part in parts(given.device))}")
 
-    from gradshare.bench.running import begin, run
-    from gradshare.bench.table import line_of
+    from gradshare.bench.measure import begin, run
 
-    def say(outcome: Measurement | Failure) -> None:
+    def report(outcome: Measurement | Failure) -> None:
         print(line_of(outcome), flush=True)
 
     started = begin(given.device, PRECISIONS)
@@ -98,10 +97,10 @@ def main() -> None:
         options = {"iterations": given.iterations, "seconds": given.case_seconds, "eval_tasks": part.eval_tasks}
         for case in part.cases:
             if time.monotonic() < end:
-                run([case], results, given.folder / part.file, say, **options)
+                run([case], results, given.folder / part.file, report, **options)
             else:
-                results.failures.append(Failure(case, f"left out: the {given.seconds:g} s of its part were over"))
-                say(results.failures[-1])
+                results.failures.append(Failure(case, f"left out: its part had used its {given.seconds:g} s"))
+                report(results.failures[-1])
         results.save(given.folder / part.file)
 
 

@@ -1,9 +1,9 @@
-"""Results in, docs out: fills the tables of docs/performance.md and draws its figures.
+"""Fill in the tables of docs/performance.md and draw its figures, from benchmarks/results.
 
     python benchmarks/plot.py
 
-`NAME.json` gives table NAME and figure roofline-NAME, `NAME-sweep-*.json` together give figure cost-NAME. Each goes
-between `<!-- table NAME -->` or `<!-- figure NAME -->` and `<!-- end -->`; `<!-- counts -->` gets operations and bytes.
+`NAME.json` gives table NAME and figure roofline-NAME; all `NAME-sweep-*.json` give figure cost-NAME. Each is written
+between `<!-- table NAME -->` or `<!-- figure NAME -->` and `<!-- end -->`. `<!-- counts -->` gets operations and bytes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from gradshare.bench.cases import RIVALS, SHAPES, SWEEPS, Case
-from gradshare.bench.costs import bytes_moved, ceiling_of, operations
-from gradshare.bench.results import Measurement, Results, read_results
-from gradshare.bench.table import how, markdown_table, notes, short
+from gradshare.bench.results import Measurement, Results, how, markdown_table, notes, read_results, short
+from gradshare.bench.roofline import bytes_moved, ceiling_of, operations
 from gradshare.reports.figures import INK, STYLE, image
 
 ROOT = Path(__file__).parent.parent
-COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", INK)  # Okabe and Ito's
+COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", INK)  # by Okabe and Ito
 MARKERS = ("o", "s", "^", "D", "v", "P")
 ALTERNATIVES = {
     "roofline": "Operations a second against operations a byte, under the ceilings of the machine",
@@ -53,7 +52,7 @@ def main(words: list[str] | None = None) -> None:
 
 
 def fill(page: Path, blocks: dict[str, str]) -> None:
-    """Put each block in its place on the page, and print it."""
+    """Write each block to its place on the page, and print it."""
 
     def filled(match: re.Match[str]) -> str:
         block = blocks.get(match[1], "Not measured yet.")
@@ -66,7 +65,7 @@ def fill(page: Path, blocks: dict[str, str]) -> None:
 
 
 def counts() -> str:
-    """Operations and bytes of every shape, as a table."""
+    """Return operations and bytes of every shape as a table."""
     lines = [
         "| Setting | What | TFLOP | GB in bf16 | GB in float32 or TF32 | operations a byte in bf16 |",
         "|---|---|---:|---:|---:|---:|",
@@ -81,7 +80,7 @@ def counts() -> str:
 
 
 def draw(found: dict[str, Results]) -> Iterator[tuple[str, Figure]]:
-    """The figures by name."""
+    """Return the figures with their names."""
     for name, results in found.items():
         if results.sweep is None and not name.endswith("evaluation"):
             yield f"roofline-{name}", roofline(results)
@@ -90,7 +89,7 @@ def draw(found: dict[str, Results]) -> Iterator[tuple[str, Figure]]:
 
 
 def roofline(results: Results) -> Figure:
-    """Operations a second against operations a byte, under the ceilings that were measured: MAML, the best engine."""
+    """Draw operations a second against operations a byte, below the measured ceilings: MAML with the best engine."""
     shown = [measurement for measurement in results.measurements if _in_roofline(measurement.case)]
     series = list(dict.fromkeys(_series(m.case) for m in shown))
     settings = list(dict.fromkeys(m.case.shape for m in shown))
@@ -139,7 +138,7 @@ def _in_roofline(case: Case) -> bool:
 
 
 def cost(sweeps: Iterable[Results]) -> Figure:
-    """Time against one size at a time, and the time that the machine would need at best."""
+    """Draw the time against one size at a time, and the least time that the machine allows."""
     by_name = {str(results.sweep): results for results in sweeps}
     present = [name for name in SWEEPS if name in by_name]
     with matplotlib.rc_context(STYLE):
@@ -163,9 +162,7 @@ def _draw_sweep(axes: Axes, results: Results, name: str) -> None:
         limits = [ceiling_of(m.case, results.ceilings) for m in own]
         floors = [1000 * limit.floor(m.case) for limit, m in zip(limits, own, strict=True) if limit is not None]
         if len(floors) == len(own):
-            axes.plot(
-                x, floors, color=colour, linestyle=(0, (2, 2)), linewidth=1, label=f"{series}: the machine's limit"
-            )
+            axes.plot(x, floors, color=colour, linestyle=(0, (2, 2)), linewidth=1, label=f"{series}: least time")
     axes.set(xlabel=AXES[name], ylabel="ms a meta-iteration", xlim=(0, None), ylim=(0, None))
 
 

@@ -1,10 +1,10 @@
-"""Do bf16, TF32 and plain float32 learn the same? One run of the proof: CUB, 1-shot, T = 5, 3,000 meta-iterations.
+"""Train runs that show whether bf16, TF32 and float32 learn the same: CUB, 1-shot, T = 5, 3,000 meta-iterations.
 
     python benchmarks/same_learning.py cub OUT --precision bf16 --arm shared
-    python benchmarks/same_learning.py cub OUT --precision float32 --engine eager --arm original   # float32 in full
+    python benchmarks/same_learning.py cub OUT --precision float32 --engine eager --arm original   # without TF32
 
-Each run goes to OUT/seed-N/PRECISION-ENGINE-ARM and is resumed if it is there. Float32 switches TF32 off for
-convolutions and matrix products. `python benchmarks/same_learning.py cub OUT --compare` prints the curves and seeds.
+A run is written to OUT/seed-N/PRECISION-ENGINE-ARM, and resumed if it exists. Float32 turns TF32 off for convolutions
+and matrix products. `python benchmarks/same_learning.py cub OUT --compare` prints the curves of all runs.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from gradshare.runs.workers import Interrupted
 
 
 class Lines(Silent):
-    """A line for each epoch."""
+    """Prints a line after every epoch."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def epoch(self, line: Epoch, seconds: float) -> None:
-        print(f"{self.name}  epoch {line.epoch}  {epoch_text(line)}  {seconds:.1f} s", flush=True)
+        print(f"{self.name}: epoch {line.epoch}, {epoch_text(line)}, {seconds:.0f} s", flush=True)
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def compare(folder: Path) -> None:
-    """Every validation curve; then, for each arm and epoch, mean and spread over the seeds of each precision."""
+    """Print every validation curve, then mean and interval over the seeds of each precision and arm."""
     curves: dict[str, list[list[float]]] = {}
     for path in sorted(folder.glob("seed-*/*/config.json")):
         lines = gs.load_run(path.parent).metrics
@@ -78,11 +78,12 @@ def compare(folder: Path) -> None:
         print(f"{path.parent.parent.name}  {path.parent.name:<26} {values}")
     print("\nover seeds: mean, and 95 % interval of the mean by Student's t")
     for name, runs in sorted(curves.items(), key=lambda item: item[0].rpartition("-")[2]):
-        epochs = zip(*runs, strict=False)  # as far as all runs went
+        epochs = zip(*runs, strict=False)  # the epochs that all runs have
         print(f"{len(runs)} x {name:<26}", "  ".join(_mean_and_interval(values) for values in epochs))
 
 
-STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}  # 97.5 %, by runs
+# Student's t at 97.5 %, by the number of runs.
+STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 
 
 def _mean_and_interval(values: tuple[float, ...]) -> str:

@@ -10,7 +10,8 @@ from statistics import mean
 
 import matplotlib.pyplot as plt
 
-from gradshare.reports.runs import Run, read_run
+from gradshare.reports import Run, read_run
+from gradshare.runs.folder import RunFolder
 
 RESULTS = Path(__file__).parent
 EPOCHS = 20
@@ -25,7 +26,7 @@ def runs(experiment: str, arm: str) -> list[Run]:
     """The seeds of an arm."""
     rate = "-10x" if experiment.endswith("-10x") else ""
     folder = f"{experiment.removesuffix('-10x')}{arm}{rate}"
-    return [read_run(seed) for seed in sorted((RESULTS / "paper" / folder).glob("seed-*"))]
+    return [read_run(RunFolder(seed)) for seed in sorted((RESULTS / "paper" / folder).glob("seed-*"))]
 
 
 def accuracies(run: Run) -> list[float]:
@@ -33,8 +34,8 @@ def accuracies(run: Run) -> list[float]:
 
 
 def test(run: Run) -> float:
-    assert run.test_ensemble
-    return 100 * run.test_ensemble.accuracy
+    assert run.test and run.test.ensemble.accuracy is not None
+    return 100 * run.test.ensemble.accuracy
 
 
 def by_seed(values: list[float]) -> str:

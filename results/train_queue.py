@@ -16,7 +16,6 @@ import argparse
 import fcntl
 import hashlib
 import io
-import json
 import os
 import shutil
 import signal
@@ -33,6 +32,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gradshare.experiments.presets import experiment, preset
+from gradshare.runs.config import RunConfig
+from gradshare.runs.folder import RunFolder
+from gradshare.runs.records import Epoch
+
 RESULTS = Path(__file__).resolve().parent
 PAPER, EARLIER, COLLECTED = RESULTS / "paper", RESULTS / "earlier", RESULTS / "queue_models.txt"
 MODELS, STATE = RESULTS.parent / "scratch" / "models", RESULTS.parent / "carry" / "queue_state"
@@ -43,22 +47,18 @@ BEST = 5  # epochs in the ensemble of the test
 
 
 class Library:
-    """All that this script takes from gradshare. It loads PyTorch only for a worker."""
+    """What a worker takes from gradshare beside the light imports above: it loads PyTorch."""
 
-    def __init__(self, training: bool) -> None:
-        from gradshare.presets import experiment, preset
+    def __init__(self) -> None:
+        from gradshare.data.dataset import load_dataset
+        from gradshare.data.sources import import_dataset
+        from gradshare.runs.build import run
+        from gradshare.runs.divergence import Diverged
+        from gradshare.runs.export import load_run
+        from gradshare.runs.workers import Interrupted
 
-        self.experiment, self.preset = experiment, preset
-        if training:
-            from gradshare.data.dataset import load_dataset
-            from gradshare.data.importing import import_dataset
-            from gradshare.divergence import Diverged
-            from gradshare.interruption import Interrupted
-            from gradshare.runs import run
-            from gradshare.saved import load_run
-
-            self.load_dataset, self.import_dataset, self.load_run = load_dataset, import_dataset, load_run
-            self.run, self.Diverged, self.Interrupted = run, Diverged, Interrupted
+        self.load_dataset, self.import_dataset, self.load_run = load_dataset, import_dataset, load_run
+        self.run, self.Diverged, self.Interrupted = run, Diverged, Interrupted
 
 
 class Rule(NamedTuple):
@@ -81,11 +81,7 @@ def due(accuracies: list[float], rule: Rule, length: int) -> int:
 
 def accuracies_in(folder: Path) -> list[float]:
     """The validation accuracy of every epoch of a run."""
-    return [float(line["val_accuracy"] or 0) for line in lines_of(folder / "metrics.jsonl")]
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    return [line.val_accuracy or 0.0 for line in RunFolder(folder).epochs()]
 
 
 @dataclass(frozen=True)
@@ -104,12 +100,11 @@ class Cell:
 class Queue:
     """The cells of a queue file, and what their run folders say of them."""
 
-    def __init__(self, path: Path, training: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         self.rule, self.options, self.data = Rule(**content["rule"]), content["options"], content.get("data", {})
-        self.library = Library(training)
         self.cells = [
-            Cell(self.library.experiment(name)._replace(arm=arm).name, seed, part == "first")
+            Cell(experiment(name)._replace(arm=arm).name, seed, part == "first")
             for part in ("first", "then")
             for group in content.get(part, [])
             for seed in group["seeds"]
@@ -117,22 +112,22 @@ class Queue:
             for arm in group["arms"]
         ]
 
-    def config(self, cell: Cell) -> Any:
-        return self.library.preset(cell.name, seed=cell.seed, **self.options)
+    def config(self, cell: Cell) -> RunConfig:
+        return preset(cell.name, seed=cell.seed, **self.options)
 
     def due(self, cell: Cell, runs: Path) -> int:
         return due(accuracies_in(runs / cell.label), self.rule, self.config(cell).epochs)
 
     def ended(self, cell: Cell, runs: Path) -> bool:
         """Whether the run of a cell below `runs` is finished by the rule and tested, or has diverged."""
-        folder = runs / cell.label
-        enough = (folder / "DONE").exists() and len(accuracies_in(folder)) >= self.due(cell, runs)
-        return enough or (folder / "diverged.json").exists()
+        run = RunFolder(runs / cell.label)
+        enough = run.done and len(accuracies_in(run.path)) >= self.due(cell, runs)
+        return enough or run.divergence() is not None
 
     def complete(self, cell: Cell, runs: Path) -> bool:
         """Whether a run on this machine has ended, and its model is there."""
-        model, diverged = runs / "models" / cell.label, runs / cell.label / "diverged.json"
-        return self.ended(cell, runs) and (model.exists() or diverged.exists())
+        has_model, diverged = (runs / "models" / cell.label).exists(), RunFolder(runs / cell.label).divergence()
+        return self.ended(cell, runs) and (has_model or diverged is not None)
 
     def to_train(self) -> list[Cell]:
         """What results/paper lacks: curves; then the models of experiments whose curves are older than this queue."""
@@ -167,24 +162,23 @@ class Watch:
     def iteration(self, epoch: int, iteration: int, loss: float, accuracy: float | None) -> None: ...
     def evaluating(self, split: str, done: int, total: int) -> None: ...
 
-    def epoch(self, metrics: dict[str, Any], seconds: float) -> None:
-        epoch = metrics["epoch"]
-        self.accuracies[epoch - 1 :] = [metrics["val_accuracy"] or 0.0]
+    def epoch(self, line: Epoch, seconds: float) -> None:
+        self.accuracies[line.epoch - 1 :] = [line.val_accuracy or 0.0]
         best = max(self.accuracies)
         values = f"val {100 * self.accuracies[-1]:.1f} %, best {100 * best:.1f} % ({self.accuracies.index(best) + 1})"
-        print(f"{self.label}  epoch {epoch}  {values}  {seconds:.1f} s", flush=True)
-        if epoch == self.until < due(self.accuracies, self.rule, self.length):
+        print(f"{self.label}  epoch {line.epoch}  {values}  {seconds:.1f} s", flush=True)
+        if line.epoch == self.until < due(self.accuracies, self.rule, self.length):
             raise Longer  # all is saved: the run goes on from here, untested
 
 
 def work(queue: Queue, cell: Cell, runs: Path, archives: Path) -> int:
-    """Train a cell until it is finished, or until SIGTERM; gives the exit status."""
-    note = note_of(cell, runs)
+    """Train a cell until it is finished, or until SIGTERM; returns the exit status."""
+    library, note = Library(), note_of(cell, runs)
     note.parent.mkdir(parents=True, exist_ok=True)
     note.unlink(missing_ok=True)
     try:
-        train(queue, cell, runs, archives)
-    except (queue.library.Interrupted, queue.library.Diverged) as how:
+        train(library, queue, cell, runs, archives)
+    except (library.Interrupted, library.Diverged) as how:
         print(f"{cell.label}: {how}", flush=True)
     except Exception as error:
         note.write_text(f"{type(error).__name__}: {error}".partition("\n")[0], encoding="utf-8")
@@ -198,9 +192,9 @@ def note_of(cell: Cell, runs: Path) -> Path:
     return runs / "notes" / f"{cell.label}.txt"
 
 
-def train(queue: Queue, cell: Cell, runs: Path, archives: Path) -> None:
-    config, library, folder = queue.config(cell), queue.library, runs / cell.label
-    ensure_data(queue, config.dataset, archives)
+def train(library: Library, queue: Queue, cell: Cell, runs: Path, archives: Path) -> None:
+    config, folder = queue.config(cell), runs / cell.label
+    ensure_data(library, queue, config.dataset, archives)
     data = library.load_dataset(config.dataset, config.pixels).to(config.device)
     while not queue.ended(cell, runs):
         accuracies, until = accuracies_in(folder), queue.due(cell, runs)
@@ -209,12 +203,14 @@ def train(queue: Queue, cell: Cell, runs: Path, archives: Path) -> None:
             library.run(replace(config, epochs=until), folder, None, watch, data)
     if not (runs / "models" / cell.label).exists():
         library.load_run(folder).save_pretrained(runs / "models" / cell.label)
-    test = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["test"]
-    shown = f"{100 * test['best']['accuracy']:.1f} %, ensemble {100 * test['ensemble']['accuracy']:.1f} %"
-    print(f"{cell.label}: finished after {len(accuracies_in(folder))} epochs; test {shown}", flush=True)
+    summary = RunFolder(folder).summary()
+    assert summary is not None and summary.test is not None
+    best, ensemble = (100 * (score.accuracy or 0.0) for score in (summary.test.best, summary.test.ensemble))
+    tested = f"test {best:.1f} %, ensemble {ensemble:.1f} %"
+    print(f"{cell.label}: finished after {len(accuracies_in(folder))} epochs; {tested}", flush=True)
 
 
-def ensure_data(queue: Queue, name: str, archives: Path) -> None:
+def ensure_data(library: Library, queue: Queue, name: str, archives: Path) -> None:
     """Import a data set that is not there from its archives; other workers that need it wait."""
     target = Path(os.environ["GRADSHARE_DATA"]) / name
     if name not in queue.data or target.exists():
@@ -226,7 +222,7 @@ def ensure_data(queue: Queue, name: str, archives: Path) -> None:
             return
         about, began = queue.data[name], time.monotonic()
         paths = [archive(archives, file, digest) for file, digest in about["archives"].items()]
-        queue.library.import_dataset(about["kind"], paths, about["transform"], name)
+        library.import_dataset(about["kind"], paths, about["transform"], name)
         print(f"imported {name} in {time.monotonic() - began:.1f} s", flush=True)
 
 
@@ -295,7 +291,7 @@ def plan(queue: Queue, given: argparse.Namespace) -> tuple[list[Cell], set[str]]
             print(f"the cells of {name} wait for their data: {'; '.join(reasons)}", flush=True)
     waiting = [cell for cell in waiting if not data[queue.config(cell).dataset]]
     left = {cell: queue.due(cell, runs) - len(accuracies_in(runs / cell.label)) for cell in waiting}
-    begun = {cell.label for cell in waiting if (runs / cell.label / "config.json").exists()}
+    begun = {cell.label for cell in waiting if RunFolder(runs / cell.label).exists()}
     return sorted(waiting, key=lambda cell: left[cell] if cell.label in begun else sys.maxsize), begun
 
 
@@ -368,15 +364,15 @@ def unpack(state: Path, runs: Path) -> None:
         tar.extractall(temporary, filter="data")
         for folder in sorted(Path(temporary).glob("*/seed-*")):
             label = f"{folder.parent.name}/{folder.name}"
-            if not (runs / label / "config.json").exists():
+            if not RunFolder(runs / label).exists():
                 move(folder, runs / label)
-                print(f"{label}: taken up from {state}", flush=True)
+                print(f"{label}: continues from {state}", flush=True)
 
 
 def pack(queue: Queue, runs: Path, out: Path) -> None:
     """Write what comes back: finished cells with their models, and unfinished ones to go on from."""
     out.mkdir(parents=True, exist_ok=True)
-    there = [cell for cell in dict.fromkeys(queue.cells) if (runs / cell.label / "config.json").exists()]
+    there = [cell for cell in dict.fromkeys(queue.cells) if RunFolder(runs / cell.label).exists()]
     done = [cell for cell in there if queue.complete(cell, runs) and cell.label not in collected()]
     files = [path for cell in done for at in (runs, runs / "models") for path in files_in(at / cell.label)]
     left = MOST_BACK - write_parts(out, FINISHED, tar_of(files, runs, "w:gz") if files else b"")
@@ -413,7 +409,7 @@ def tar_of(files: Iterable[Path], below: Path, mode: Any) -> bytes:
 
 
 def write_parts(folder: Path, name: str, content: bytes) -> int:
-    """Write a file, as NAME.00, NAME.01, ... where it is too large for one; gives its size."""
+    """Write a file, as NAME.00, NAME.01, ... where it is too large for one; returns its size."""
     parts = [content[start : start + PART] for start in range(0, len(content), PART)]
     for number, part in enumerate(parts):
         (folder / (name if len(parts) == 1 else f"{name}.{number:02d}")).write_bytes(part)
@@ -432,9 +428,7 @@ def show(queue: Queue, runs: Path, cells: Iterable[Cell]) -> None:
     print(f"{'cell':<46} {'epochs':>6} {'best %':>7} {'epoch':>5} {'seconds':>8}  state")
     for cell in dict.fromkeys(cells):
         accuracies, note = accuracies_in(runs / cell.label), note_of(cell, runs)
-        seconds = sum(
-            line["train_seconds"] + line["val_seconds"] for line in lines_of(runs / cell.label / "timings.jsonl")
-        )
+        seconds = sum(line.train_seconds + line.val_seconds for line in RunFolder(runs / cell.label).timings())
         best = max(accuracies, default=0.0)
         values = f"{100 * best:>7.1f} {accuracies.index(best) + 1:>5}" if accuracies else f"{'-':>7} {'-':>5}"
         print(f"{cell.label:<46} {len(accuracies):>6} {values} {seconds:>8.0f}  {state_of(queue, cell, runs, note)}")
@@ -443,17 +437,15 @@ def show(queue: Queue, runs: Path, cells: Iterable[Cell]) -> None:
 def state_of(queue: Queue, cell: Cell, runs: Path, note: Path) -> str:
     if note.exists():
         return f"FAILED: {note.read_text(encoding='utf-8')}"
-    if (runs / cell.label / "diverged.json").exists():
+    if RunFolder(runs / cell.label).divergence() is not None:
         return "diverged"
     return "finished" if queue.ended(cell, runs) else f"not finished before epoch {queue.due(cell, runs)}"
 
 
 def status(queue: Queue) -> int:
     show(queue, PAPER, queue.cells)
-    first, ended = (
-        [cell for cell in queue.cells if cell.first],
-        {cell for cell in queue.cells if queue.ended(cell, PAPER)},
-    )
+    first = [cell for cell in queue.cells if cell.first]
+    ended = {cell for cell in queue.cells if queue.ended(cell, PAPER)}
     print(f"\nfinished: {len(ended.intersection(first))} of the first {len(first)}, {len(ended)} of {len(queue.cells)}")
     print("to train from the first epoch on, in this order (*: has a finished curve, and needs a model):")
     print("\n".join(f"  {cell.label}{' *' * (cell in ended)}" for cell in queue.to_train()))
@@ -513,7 +505,7 @@ def main() -> int:
     os.environ.setdefault("GRADSHARE_DATA", str(Path("scratch/data").resolve()))
     if given.collect:
         return collect(given.collect)
-    queue = Queue(given.queue, training=given.cell is not None)
+    queue = Queue(given.queue)
     if given.cell:
         cell = next(cell for cell in queue.cells if cell.label == given.cell)
         return work(queue, cell, given.runs, given.archives)

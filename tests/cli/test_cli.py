@@ -12,6 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from gradshare.cli.app import app
+from gradshare.cli.options import Given
+from gradshare.experiments import estimate
+from gradshare.runs.config import RunConfig
 from tests.support.commands import (
     SMALL,
     call,
@@ -24,11 +29,6 @@ from tests.support.commands import (
     train_here,
     wait_for,
 )
-
-from gradshare.cli.app import app
-from gradshare.cli.options import Given
-from gradshare.experiments import estimate
-from gradshare.runs.config import RunConfig
 
 __all__ = ["SMALL", "command", "gradshare", "seconds_of_children"]  # until all tests have them from tests.support
 
@@ -228,14 +228,17 @@ def test_list_estimates_hours(blobs: Path) -> None:
 # The real commands, as processes
 
 
-def test_train_killed_and_resumed_then_tested_exported_and_reported(blobs: Path, tmp_path: Path) -> None:
+def test_train_stopped_and_resumed_then_tested_exported_and_reported(blobs: Path, tmp_path: Path) -> None:
     sizes = ["--dataset", blobs, *SMALL, "--epochs", 3, "--iterations", 20, "--inner-lr", "0.3"]
     call("train", *sizes, "--out", tmp_path / "whole")
-    run = tmp_path / "killed"
+    run = tmp_path / "stopped"
     with started("train", *sizes, "--out", run) as process:
         wait_for(lambda: epochs_done(run), process)
-        process.kill()
-    assert not (run / "DONE").exists()
+        process.terminate()
+        message = process.communicate(timeout=60)[1]
+    assert process.returncode == 3 and "Traceback" not in message
+    assert f"to go on: gradshare train --resume {run}" in message
+    assert any(not path.name.endswith("-0000") for path in (run / "checkpoints").iterdir())
     said = call("train", "--resume", run).out
     assert "epoch 3/3" in said and "epoch 1/3" not in said and "test, ensemble" in said
     for name in ("metrics.jsonl", "summary.json"):
@@ -243,37 +246,26 @@ def test_train_killed_and_resumed_then_tested_exported_and_reported(blobs: Path,
     best = json.loads((run / "summary.json").read_text())["test"]["best"]
     said = gradshare("test", run, "--tasks", 6).stdout
     assert f"{best['accuracy']:.2%} ± {best['interval']:.2%}" in said
-    gradshare("export", run, tmp_path / "model")
-    assert (tmp_path / "model" / "model.safetensors").exists()
     gradshare("report", run)
     assert (run / "report.html").exists()
+    call("export", run, tmp_path / "model")
+    assert (tmp_path / "model" / "model.safetensors").exists()
     longer = call("train", "--resume", run, "--epochs", 4).out
     assert "epoch 4/4" in longer and "epoch 3/4" not in longer and (run / "DONE").exists()
     assert mistake("train", "--resume", run, "--epochs", 4, "--shots", 2)
 
 
-def test_a_comparison_and_a_grid_as_processes(blobs: Path, tmp_path: Path) -> None:
-    """Two workers at a time, which do what one process does."""
-    tiny = ["--dataset", blobs, *SMALL, "--shots", 1, "--epochs", 1, "--iterations", 2]
-    said = gradshare("compare", *tiny, "--jobs", 2, "--preset", MAML, "--out", tmp_path / "compare").stdout
-    assert "2 arms at a time" in said and "report:" in said
-    said = gradshare("grid", "run", SHARED, *tiny, "--jobs", 1, "--out", tmp_path / "grid").stdout
-    assert "1 done" in said
-    runs = [tmp_path / "grid" / SHARED / "seed-0", tmp_path / "compare" / "shared"]
-    call("train", *tiny, "--preset", SHARED, "--out", tmp_path / "here")
-    for run in runs:
-        assert (run / "metrics.jsonl").read_bytes() == (tmp_path / "here" / "metrics.jsonl").read_bytes()
-
-
-def test_a_polite_stop_says_how_to_go_on(blobs: Path, tmp_path: Path) -> None:
-    sizes = ["--dataset", blobs, *SMALL, "--epochs", 50, "--iterations", 20]
-    with started("train", *sizes, "--out", tmp_path / "run") as process:
-        wait_for(lambda: epochs_done(tmp_path / "run"), process)
-        process.terminate()
-        message = process.communicate(timeout=60)[1]
-    assert process.returncode == 3 and "Traceback" not in message
-    assert f"to go on: gradshare train --resume {tmp_path / 'run'}" in message
-    assert any(not path.name.endswith("-0000") for path in (tmp_path / "run" / "checkpoints").iterdir())
+def test_a_comparison_and_a_grid_with_workers(blobs: Path, tmp_path: Path) -> None:
+    """Workers do what one process does, to the last bit."""
+    tiny = ["--dataset", blobs, *SMALL, "--shots", 1, "--epochs", 1, "--iterations", 2, "--jobs", 2]
+    compare = ["compare", *tiny, "--preset", MAML, "--arms", "shared", "--out", tmp_path / "compare"]
+    assert "report:" in gradshare(*compare).stdout
+    assert "1 done" in call("grid", "run", SHARED, *tiny, "--out", tmp_path / "grid").out
+    assert f"{SHARED}/seed-0" in gradshare("grid", "status", tmp_path / "grid", COLUMNS="120").stdout
+    call("train", *tiny[:-2], "--preset", SHARED, "--out", tmp_path / "here")
+    for run in (tmp_path / "grid" / SHARED / "seed-0", tmp_path / "compare" / "shared"):
+        for name in ("config.json", "metrics.jsonl", "summary.json"):
+            assert (run / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
 
 
 # Mistakes

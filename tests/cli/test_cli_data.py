@@ -15,19 +15,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cyclopts import CycloptsError
 from PIL import Image
-from tests.cli.test_cli import seconds_of_children
-from tests.conftest import write_blobs
 
 import gradshare as gs
 from gradshare.cli.data import data_app
 from gradshare.cli.waiting import bar
 from gradshare.data import contact_sheet as sheets
-from gradshare.data import importing
-from gradshare.data.download import PUBLISHED
+from gradshare.data import sources
 from gradshare.data.splits import standard_split
 from gradshare.data.store import ClassEntry, Index, read_index, write_store
 from gradshare.errors import UserError
+from tests.conftest import write_blobs
 
 MAIN = """import sys
 from cyclopts import App
@@ -63,20 +62,25 @@ def write_folder(root: Path, classes: int = 10, images: int = 4, shade: int = 0)
 def write_cub(path: Path) -> Path:
     """All classes of CUB, two small images each, laid out as in the published archive."""
     with zipfile.ZipFile(path, "w") as archive:
-        for number, name in enumerate(name for names in standard_split("cub").values() for name in names):
+        for number, name in enumerate(standard_split("cub").by_class()):
             for place in range(2):
                 with archive.open(f"CUB_200_2011/images/{name}/{place}.jpg", "w") as file:
                     Image.new("RGB", (9, 8), (number, 255 - number, 90 * place)).save(file, "JPEG")
     return path
 
 
-@pytest.mark.parametrize("word", [None, "list", "import", "download", "verify", "show"])
-def test_help_answers_in_under_a_second_without_torch(word: str | None) -> None:
-    words = ["data", *([word] if word else []), "--help"]
-    before = seconds_of_children()
-    result = subprocess.run([sys.executable, "-c", MAIN, *words], capture_output=True, text=True, check=False)
-    assert result.returncode == 0 and "Usage: gradshare data" in result.stdout, result.stderr
-    assert seconds_of_children() - before < 1.0
+def test_help_and_mistakes_need_no_torch() -> None:
+    shown = subprocess.run([sys.executable, "-c", MAIN, "data", "--help"], capture_output=True, text=True, check=False)
+    assert shown.returncode == 0 and all(word in shown.stdout for word in ("list", "import", "download", "verify"))
+    wrong = subprocess.run([sys.executable, "-c", MAIN, "data", "verify"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "data verify NAME" in wrong.stderr
+
+
+@pytest.mark.parametrize("word", ["import", "download", "show"])
+def test_help_of_the_commands(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command(word, "--help")
+    shown = capsys.readouterr().out
+    assert "Usage" in shown and ("omniglot" in shown or word == "show")
 
 
 # list
@@ -93,15 +97,17 @@ def test_list_shows_what_is_there_and_how_to_get_the_rest(home: Path, capsys: py
     write_blobs(home / "cub", {"train": 3})
     write_blobs(home / ".half-made", {"train": 3})
     write_blobs(home / "broken", {"train": 3})
+    write_blobs(home / "red \x1b[31m", {"train": 3})
     (home / "broken" / "index.json").write_text("{")
     (home / "downloads" / "omniglot").mkdir(parents=True)
-    for archive in PUBLISHED["omniglot"].archives:
-        (home / "downloads" / "omniglot" / archive.file).touch()
+    for file in sources.SOURCES["omniglot"].files:
+        (home / "downloads" / "omniglot" / file.name).touch()
     command("list")
     shown = capsys.readouterr().out
     assert "  blobs            120 images of 16x16x1; classes: train 3 val 2 test 1\n" in shown
     assert "  broken           cannot be used: " in shown and "index.json is damaged" in shown
     assert "download cub" not in shown and "half-made" not in shown
+    assert "red \\x1b[31m" in shown and "\x1b" not in shown
     folder = home / "downloads" / "omniglot"
     assert f"  omniglot         downloaded; to import it: gradshare data import omniglot {folder}\n" in shown
 
@@ -124,7 +130,7 @@ def test_import_with_a_split_file(home: Path, tmp_path: Path) -> None:
     split = {"train": ["kind 0", "kind 1"], "val": ["kind 2"], "test": ["kind 3"]}
     (tmp_path / "split.json").write_text(json.dumps(split))
     command("import", "folder", write_folder(tmp_path / "x"), "--split-file", tmp_path / "split.json", "--name", "mine")
-    assert [entry[:2] for entry in read_index(home / "mine").classes] == [
+    assert [(entry.name, entry.split) for entry in read_index(home / "mine").classes] == [
         (name, each) for each, names in split.items() for name in names
     ]
 
@@ -144,7 +150,7 @@ def test_both_transforms_of_cub_have_names_of_their_own(home: Path, tmp_path: Pa
 def test_an_import_never_overwrites_unless_told_to(home: Path, tmp_path: Path) -> None:
     old, new = write_folder(tmp_path / "old"), write_folder(tmp_path / "new", shade=5)
     command("import", "folder", old, "--name", "mine")
-    with pytest.raises(UserError, match=r"mine is there already; --replace replaces it, --name gives"):
+    with pytest.raises(UserError, match=r"mine exists; --replace"):
         command("import", "folder", new, "--name", "mine")
     assert gs.load_dataset("mine").images[0, 0, 0, 0] < 200
     before = np.array(gs.load_dataset("mine").images)
@@ -175,7 +181,7 @@ def test_a_failed_replacement_keeps_the_old(
     elif trouble == "rename fails":
         monkeypatch.setattr(Path, "rename", failing)
     else:
-        monkeypatch.setattr("gradshare.data.planning.PROGRESS_EVERY", 10)
+        monkeypatch.setattr("gradshare.data.sources.importing.PROGRESS_EVERY", 10)
         monkeypatch.setattr("rich.progress.Progress.update", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     with pytest.raises(error):
@@ -187,7 +193,7 @@ def test_a_failed_replacement_keeps_the_old(
 def test_only_data_sets_are_replaced(home: Path, tmp_path: Path) -> None:
     (home / "mine").mkdir(parents=True)
     (home / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(UserError, match="mine is not a data set, so it is not replaced"):
+    with pytest.raises(UserError, match="mine is not a data set"):
         command("import", "folder", write_folder(tmp_path / "x"), "--name", "mine", "--replace")
     assert (home / "mine" / "thesis.txt").read_text() == "years of work"
 
@@ -196,13 +202,12 @@ def test_only_data_sets_are_replaced(home: Path, tmp_path: Path) -> None:
 def test_a_stopped_import_leaves_nothing(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
-    def stopping(paths: object, folder: Path, *_: object, **__: object) -> Index:
-        write_blobs(folder.parent / ".elsewhere", {"train": 1})
+    def stopping(archives: object, options: object) -> None:
         os.kill(os.getpid(), number)
         time.sleep(1)
         raise AssertionError("was not stopped")
 
-    monkeypatch.setattr("gradshare.data.folder.import_folder", stopping)
+    monkeypatch.setattr("gradshare.data.sources.folder.find", stopping)
     with pytest.raises(SystemExit) as stop:
         command("import", "folder", write_folder(tmp_path / "x"))
     assert stop.value.code == 3 and not (home / "x").exists()
@@ -213,35 +218,27 @@ def test_a_stopped_import_leaves_nothing(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["import", "cub"], "say what to import: gradshare data import cub PATH"),
+        (["import", "cub"], "data import cub PATH"),
         (["import", "cub", "x", "--seed", "1"], "cub has its standard split"),
         (["import", "mini", "x", "--split-file", "y"], "mini has its standard split"),
-        (["import", "omniglot", "x", "--transform", "crop"], "omniglot has one transform"),
-        (["import", "folder", "x", "--name", "a/b"], "a data set cannot be called 'a/b'"),
-        (["import", "folder", "x", "--name", "../x"], "a data set cannot be called '../x'"),
-        (["import", "folder", "x", "--name", ".x"], "a data set cannot be called '.x'"),
-        (["import", "folder", "x", "--name", "glyphs"], "'glyphs' means something else here"),
-        (["import", "folder", "x", "--name", "downloads"], "'downloads' means something else here"),
+        (["import", "omniglot", "x", "--transform", "crop"], "omniglot has only one transform"),
+        (["import", "folder", "x", "--name", "a/b"], "'a/b'"),
+        (["import", "folder", "x", "--name", ".x"], "'.x'"),
+        (["import", "folder", "x", "--name", "glyphs"], "reserved"),
+        (["import", "folder", "x", "--name", "downloads"], "reserved"),
         (["import", "folder", "nowhere"], "nowhere"),
         (["import", "birds", "x"], "birds"),
+        (["import", "glyphs", "x"], "glyphs"),
         (["download", "folder"], "folder"),
-        (["verify"], "say which data set: gradshare data verify NAME"),
-        (["verify", "nothing"], "there is no data set 'nothing' here; gradshare data list shows what there is"),
-        (["verify", "."], ". is not a data set: it has no index.json"),
+        (["verify"], "data verify NAME"),
+        (["verify", "nothing"], "'nothing'"),
+        (["verify", "."], "no index.json"),
     ],
 )
-def test_mistakes_get_one_sentence_and_exit_code_2(tmp_path: Path, words: list[str], message: str) -> None:
-    environment = {**os.environ, "GRADSHARE_DATA": str(tmp_path / "home")}
-    result = subprocess.run(
-        [sys.executable, "-c", MAIN, "data", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-        cwd=tmp_path,
-    )
-    assert result.returncode == 2, result.stdout + result.stderr
-    assert message in result.stderr and len(result.stderr.splitlines()) == 1
+def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path, words: list[str], message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((UserError, CycloptsError), match=message):
+        command(*words)
     assert os.listdir(tmp_path) == []
 
 
@@ -258,8 +255,8 @@ def test_mistakes_get_one_sentence_and_exit_code_2(tmp_path: Path, words: list[s
         ("folder", "鳥 2.0", None, "鳥-2.0"),
     ],
 )
-def test_default_names(kind: importing.Kind, path: str, transform: importing.Transform | None, name: str) -> None:
-    assert importing._default_name(kind, [Path(path)], transform) == name
+def test_default_names(kind: str, path: str, transform: sources.Transform | None, name: str) -> None:
+    assert sources._default_name(kind, [Path(path)], transform) == name
 
 
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -282,31 +279,16 @@ def test_verify_reads_everything(home: Path, capsys: pytest.CaptureFixture[str])
     shown = capsys.readouterr().out
     assert "blobs: 360 images of 16x16x1, none, from made by the tests\n" in shown
     assert "  train    12 classes     240 images, 20 a class\n  val       6 classes" in shown
-    assert shown.count("everything is as the index says; no image is blank") == 2
+    assert shown.count("no image is blank") == 2
     assert re.search(r"images.npy has sha256 [0-9a-f]{64}\n", shown)
 
 
 def test_verify_finds_blank_images(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    index = Index("dark", (2, 2, 1), [ClassEntry("day", "train", 3), ClassEntry("night", "train", 4)], "none", "test")
+    index = Index("dark", (2, 2, 1), (ClassEntry("day", "train", 3), ClassEntry("night", "train", 4)), "none", "test")
     write_store(home / "dark", index, (np.full((2, 2, 1), value, np.uint8) for value in (1, 2, 3, 0, 4, 0, 5)))
-    with pytest.raises(UserError, match=r"2 of 7 images of dark are blank, zero everywhere, in 1 classes: 'night' .2."):
+    with pytest.raises(UserError, match=r"2 of 7 images .* 'night' .2."):
         command("verify", "dark")
     assert "3 to 4 a class" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda content: content + b"x", "is damaged"),
-        (lambda content: content[:-1], "damaged|holds"),
-        (lambda content: b"", "damaged"),
-    ],
-)
-def test_verify_finds_a_file_of_another_size(home: Path, change, message: str) -> None:  # type: ignore[no-untyped-def]
-    path = write_blobs(home / "blobs", {"train": 2}) / "images.npy"
-    path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(UserError, match=message):
-        command("verify", "blobs")
 
 
 # show
@@ -357,7 +339,7 @@ def test_a_sheet_shows_the_tasks_that_a_run_would_see(dataset: gs.Dataset) -> No
 
 def test_a_sheet_holds_every_image_and_any_name(tmp_path: Path) -> None:
     names = ["plain", "鳥と Vögel", "a name that never ends " * 30, "", "👩‍🚀\n"]
-    index = Index("x", (84, 40, 3), [ClassEntry(name, "train", 2) for name in names], "none", "test")
+    index = Index("x", (84, 40, 3), tuple(ClassEntry(name, "train", 2) for name in names), "none", "test")
     shades = [(10 * n + 5, 255 - 10 * n, 77) for n in range(10)]
     write_store(tmp_path / "x", index, (np.full((84, 40, 3), shade, np.uint8) for shade in shades))
     sheet = sheets.contact_sheet(gs.load_dataset(tmp_path / "x"), "train", gs.Shape(5, 1, 1), 1)

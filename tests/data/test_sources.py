@@ -1,418 +1,370 @@
-"""Archives and folders as streams: what is read, and what is refused."""
+"""Every source on a small archive in the published format: every pixel is where it belongs."""
 
 from __future__ import annotations
 
-import gzip
-import io
-import lzma
-import os
-import stat
-import struct
-import tarfile
-import tempfile
-import warnings
-import zipfile
-from collections.abc import Callable, Iterator
+import json
+import pickle
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from gradshare.data import sources, tar_stream
-from gradshare.data.sources import Member, open_source
-from gradshare.errors import UserError
-
-FILES = {"birds/wren/a.jpg": b"first" * 300, "birds/wren/b.jpg": b"", "birds/übung/ć.jpg": b"third", "x" * 150: b"long"}
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Reading writes nothing anywhere near: not beside the archive, not here, and no temporary file stays."""
-    temporary, here = tmp_path / "temporary", tmp_path / "here"
-    temporary.mkdir()
-    here.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    monkeypatch.chdir(here)
-    yield
-    assert not list(temporary.iterdir()) and not list(here.iterdir())
-    assert {path.name for path in tmp_path.iterdir()} <= {"temporary", "here", "in"}
+import gradshare as gs
+from gradshare.data import splits
+from gradshare.data.sources import Options, mini_imagenet, pickles
+from gradshare.data.sources.importing import build
+from gradshare.data.store import read_images, read_index
+from gradshare.method import SPLITS
+from tests.support.archives import class_folders, direct, encoded, few, make_folder, make_tar, make_zip, picture
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    (tmp_path / "in").mkdir()
-    return tmp_path / "in"
+def small(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], splits.Split]:
+    """Makes a standard split a small one: two classes in each of train, val and test."""
+
+    def shrink(name: str) -> splits.Split:
+        split = few(name)
+        monkeypatch.setattr(splits, "standard_split", {name: split}.__getitem__)
+        return split
+
+    return shrink
 
 
-def read_all(path: Path) -> dict[str, bytes]:
-    with open_source(path) as source:
-        return dict(source.read([member.name for member in source.members()]))
+def images_of(folder: Path) -> dict[tuple[str, str], np.ndarray]:
+    """The images of a store by split and class."""
+    index = read_index(folder)
+    images, start, result = read_images(folder, index), 0, {}
+    for entry in index.classes:
+        result[entry.split, entry.name] = np.array(images[start : start + entry.images])
+        start += entry.images
+    return result
 
 
-def refused(path: Path, *parts: str) -> None:
-    """Reading everything gives one UserError of one line that names the archive."""
-    with pytest.raises(UserError) as caught:
-        read_all(path)
-    message = str(caught.value)
-    assert path.name in message and "\n" not in message
-    for part in parts:
-        assert part in message, message
+def expected(files: dict[str, bytes], split: splits.Split, transform: str) -> dict[tuple[str, str], np.ndarray]:
+    """The images that class folders must give, in the order of their names."""
+    by_class = split.by_class()
+    classes: dict[tuple[str, str], list[np.ndarray]] = {}
+    for name in sorted(files):
+        if name.lower().endswith((".png", ".jpg", ".webp")):
+            folder = name.split("/")[-2]
+            classes.setdefault((by_class[folder], folder), []).append(direct(files[name], transform))
+    return {key: np.stack(images) for key, images in classes.items()}
 
 
-def write_tar(path: Path, mode: str = "w", form: int = tarfile.GNU_FORMAT, files: dict[str, bytes] = FILES) -> Path:
-    with tarfile.open(path, mode, format=form) as archive:  # type: ignore[call-overload]
-        archive.addfile(member("birds", kind=tarfile.DIRTYPE))
-        for name, content in files.items():
-            archive.addfile(member(name, len(content)), io.BytesIO(content))
-    return path
+def assert_same(folder: Path, wanted: dict[tuple[str, str], np.ndarray], tolerance: int = 0) -> None:
+    found = images_of(folder)
+    assert sorted(found) == sorted(wanted)
+    for key, images in wanted.items():
+        assert found[key].shape == images.shape
+        assert np.abs(found[key].astype(int) - images).max() <= tolerance, key
 
 
-def member(name: str, size: int = 0, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.size, info.type, info.linkname = size, kind, link
-    return info
+def six(split: splits.Split, images: int = 3) -> dict[str, int]:
+    return {name: images + number for number, name in enumerate(split.by_class())}
 
 
-def write_zip(path: Path, files: dict[str, bytes] = FILES, method: int = zipfile.ZIP_DEFLATED) -> Path:
-    with warnings.catch_warnings(), zipfile.ZipFile(path, "w", method) as archive:
-        warnings.simplefilter("ignore")  # duplicate names
-        archive.writestr("birds/", b"")
-        for name, content in files.items():
-            archive.writestr(name, content)
-    return path
-
-
-def write_folder(path: Path) -> Path:
-    for name, content in FILES.items():
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_bytes(content)
-    return path
-
-
-WRITERS: dict[str, Callable[[Path], Path]] = {
-    "gnu.tar": write_tar,
-    "pax.tar": lambda path: write_tar(path, form=tarfile.PAX_FORMAT),
-    "ustar.tar": lambda path: write_tar(
-        path, form=tarfile.USTAR_FORMAT, files={k: v for k, v in FILES.items() if len(k) < 99}
-    ),
-    "a.tgz": lambda path: write_tar(path, "w:gz"),
-    "a.tar.bz2": lambda path: write_tar(path, "w:bz2"),
-    "a.tar.xz": lambda path: write_tar(path, "w:xz"),
-    "deflated.zip": write_zip,
-    "stored.zip": lambda path: write_zip(path, method=zipfile.ZIP_STORED),
-    "folder": write_folder,
-}
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_every_kind_of_source_gives_the_same_files(place: Path, name: str) -> None:
-    path = WRITERS[name](place / name)
-    expected = {key: value for key, value in FILES.items() if name != "ustar.tar" or len(key) < 99}
-    with open_source(path) as source:
-        members = source.members()
-        assert {member.name: member.size for member in members} == {key: len(value) for key, value in expected.items()}
-        assert dict(source.read(expected)) == expected
-        calls: list[tuple[int, int]] = []
-        two = dict(source.read(list(expected)[:2], lambda *call: calls.append(call)))
-        assert len(two) == 2 and calls == [(1, 2), (2, 2)]
-        with source.open_stream("birds/wren/a.jpg") as stream:
-            assert stream.seek(0, 2) == 1500 and stream.seek(5) == 5 and stream.read(5) == b"first"
-        assert len(source.sha256()) == 64
-        with pytest.raises(UserError, match="'nobody' is not there"):
-            list(source.read(["nobody"]))
-    if name != "folder":
-        assert [member.name for member in members] == list(expected)  # as stored
-
-
-def test_a_long_member_is_copied_to_a_file_that_goes_with_the_source(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("form", "transform"), [("tgz", "crop"), ("folder", "resize"), ("zip", "crop")])
+def test_cub_as_published_as_a_folder_and_as_class_folders(
+    tmp_path: Path, small: Callable[[str], splits.Split], form: str, transform: Any
 ) -> None:
-    monkeypatch.setattr(sources, "IN_MEMORY", 100)
-    with open_source(write_zip(place / "a.zip")) as source:
-        stream = source.open_stream("birds/wren/a.jpg")
-        assert stream.read() == FILES["birds/wren/a.jpg"]
-    assert stream.closed
+    split = small("cub")
+    photos = class_folders(six(split), "JPEG", width=170, height=130)
+    published = {
+        "attributes.txt": b"1 has_bill_shape::curved",
+        **{f"CUB_200_2011/images/{name}": content for name, content in reversed(photos.items())},
+        "CUB_200_2011/parts/parts.txt": b"1 back",
+        "CUB_200_2011/segmentations/" + next(iter(photos)).replace(".jpg", ".png"): encoded(picture(5)),
+    }
+    path = {
+        "tgz": lambda: make_tar(tmp_path / "CUB_200_2011.tgz", published),
+        "folder": lambda: make_folder(tmp_path / "unpacked", published),
+        "zip": lambda: make_zip(tmp_path / "cub.zip", photos),
+    }[form]()
+    calls: list[tuple[int, int]] = []
+    index = build("cub", [path], tmp_path / "store", Options(transform), lambda *call: calls.append(call))
+    assert_same(tmp_path / "store", expected(photos, split, transform))
+    assert calls[-1] == (index.images, index.images) and index == read_index(tmp_path / "store")
+    assert index.transform == transform and path.name in index.source and len(index.sha256) == 64
+    assert [entry.name for entry in index.classes] == list(split.by_class())
 
 
-def test_names_are_normalised_and_junk_is_skipped(place: Path) -> None:
-    names = ["./a//b.jpg", "c\\d.jpg", "e/./f.jpg", "u\u0308.jpg"]
-    junk = ["__MACOSX/a/._b.jpg", ".DS_Store", "a/.DS_Store", "a/._b.jpg", "a/Thumbs.db", "a/Icon\r"]
-    for path in (
-        write_tar(place / "a.tar", files=dict.fromkeys(names + junk, b"x")),
-        write_zip(place / "a.zip", dict.fromkeys(names + junk, b"x")),
-    ):
-        assert list(read_all(path)) == ["a/b.jpg", "c/d.jpg", "e/f.jpg", "ü.jpg"]
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
+def test_images_that_have_the_size_are_stored_as_they_are(tmp_path: Path, form: str) -> None:
+    files = class_folders({"train/a": 3, "val/b": 2, "test/c": 4}, form, width=84, height=84)
+    build("folder", [make_folder(tmp_path / "mine", files)], tmp_path / "store", Options("crop"))
+    wanted = expected(files, splits.Split(("a",), ("b",), ("c",)), "none")
+    assert_same(tmp_path / "store", wanted)
+    assert read_index(tmp_path / "store").source == "mine; split by its folders"
 
 
-def test_zip_names_in_utf8_that_do_not_say_so(place: Path) -> None:
-    path = write_zip(place / "a.zip", {"é.jpg": b"x"})
-    content = bytearray(path.read_bytes())
-    for signature, at in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
-        content[content.rindex(signature) + at + 1] &= ~0x08
-    path.write_bytes(content)
-    assert list(read_all(path)) == ["é.jpg"]
+def mini_arrays_of(split: splits.Split) -> dict[tuple[str, str], np.ndarray]:
+    make = np.random.default_rng(0).integers
+    return {(own, name): make(0, 256, (5, 84, 84, 3), np.uint8) for name, own in split.by_class().items()}
 
 
-def test_the_checksum_of_a_folder_changes_with_its_names_and_sizes(place: Path) -> None:
-    folder = write_folder(place / "folder")
-    with open_source(folder) as source:
-        before = source.sha256()
-    (folder / "more.jpg").write_bytes(b"x")
-    with open_source(folder) as source:
-        assert source.sha256() != before
+def as_pickles(arrays: dict[tuple[str, str], np.ndarray], protocol: int) -> dict[str, bytes]:
+    """The cache pickles; the rows of the classes are interleaved, so that the class_dict matters."""
+    files = {}
+    for split in SPLITS:
+        names = [name for own, name in arrays if own == split]
+        stacked = np.stack([arrays[split, name] for name in names], 1).reshape(-1, 84, 84, 3)
+        rows = {name: list(range(number, len(stacked), len(names))) for number, name in enumerate(names)}
+        content = {"image_data": stacked, "class_dict": rows}
+        files[f"mini-imagenet-cache-{split}.pkl"] = pickle.dumps(content, protocol)
+    return files
 
 
-def test_hidden_files_of_a_folder_are_skipped(place: Path) -> None:
-    folder = write_folder(place / "folder")
-    (folder / ".git").mkdir()
-    (folder / ".git" / "config").write_bytes(b"x")
-    (folder / ".hidden").symlink_to("/etc/passwd")
-    assert read_all(folder).keys() == FILES.keys()
+@pytest.mark.parametrize("large", [1000, 2**20])
+@pytest.mark.parametrize("protocol", range(6))
+def test_mini_imagenet_from_the_cache_pickles(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    small: Callable[[str], splits.Split],
+    protocol: int,
+    large: int,
+) -> None:
+    left: list[int] = []
+    read_rows = mini_imagenet._read_rows
+    monkeypatch.setattr(pickles, "LARGE", large)
+    monkeypatch.setattr(mini_imagenet, "_read_rows", lambda *given: (left.append(given[1]), read_rows(*given))[1])
+    arrays = mini_arrays_of(small("mini"))
+    files = as_pickles(arrays, protocol)
+    if protocol % 2:
+        paths = [make_tar(tmp_path / "mini-imagenet.tar.gz", files)]
+    else:
+        paths = [make_folder(tmp_path, files) / name for name in files]
+    build("mini", paths, tmp_path / "store")
+    assert_same(tmp_path / "store", arrays)
+    assert bool(left) == (large == 1000 and protocol >= 3)  # images stay in the file until they are wanted
 
 
-ESCAPES = [
-    "../evil.jpg",
-    "a/../../evil.jpg",
-    "/etc/evil.jpg",
-    "C:\\evil.jpg",
-    "c:evil.jpg",
-    "a\\..\\..\\evil.jpg",
-    "\\evil.jpg",
-]
+def fortran(content: dict[str, Any]) -> dict[str, Any]:
+    rows = {name: np.array(own, np.int32) for name, own in content["class_dict"].items()}
+    return {"image_data": np.asfortranarray(content["image_data"]), "class_dict": rows}
 
 
-@pytest.mark.parametrize("name", ESCAPES)
-def test_names_that_lead_outside(place: Path, name: str) -> None:
-    refused(write_tar(place / "a.tar", files={name: b"x"}), repr(name), "leads outside")
-    refused(write_tar(place / "b.tgz", "w:gz", tarfile.PAX_FORMAT, {name: b"x"}), repr(name), "leads outside")
-    refused(write_zip(place / "a.zip", {name: b"x"}), repr(name), "leads outside")
+@pytest.mark.parametrize("change", [lambda content: {"more": bytes(2000), **content}, fortran])
+def test_pickles_whose_images_cannot_stay_in_the_file(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    small: Callable[[str], splits.Split],
+    change: Callable[[Any], Any],
+) -> None:
+    monkeypatch.setattr(pickles, "LARGE", 1000)
+    arrays = mini_arrays_of(small("mini"))
+    files = {name: pickle.dumps(change(pickle.loads(content))) for name, content in as_pickles(arrays, 4).items()}
+    build("mini", [make_zip(tmp_path / "mini.zip", files)], tmp_path / "store")
+    assert_same(tmp_path / "store", arrays)
 
 
-@pytest.mark.parametrize("name", ["a\x1b[2Jb.jpg", "a\nb.jpg", "c.jpg\r", "y" * 2000])
-def test_names_that_are_not_text(place: Path, name: str) -> None:
-    refused(write_tar(place / "a.tar", files={name: b"x"}), "has a name that is not text")
-    refused(write_zip(place / "a.zip", {name: b"x"}), "has a name that is not text")
+def test_mini_imagenet_pickles_in_a_folder_beside_their_archive(
+    tmp_path: Path, small: Callable[[str], splits.Split]
+) -> None:
+    arrays = mini_arrays_of(small("mini"))
+    folder = make_folder(tmp_path / "mini", as_pickles(arrays, 3))
+    build("mini", [folder], tmp_path / "store")
+    assert_same(tmp_path / "store", arrays)
 
 
-def test_a_nul_in_a_name(place: Path) -> None:
-    path = write_zip(place / "a.zip", {"aaZ.jpg": b"x"})
-    path.write_bytes(path.read_bytes().replace(b"aaZ.jpg", b"aa\0.jpg"))
-    refused(path, "'aa\\x00.jpg'")
-    with tarfile.open(place / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
-        info = member("a")
-        info.pax_headers = {"path": "aa\0.jpg"}
-        archive.addfile(info)
-    refused(place / "a.tar", "'aa\\x00.jpg'")
+def as_hdf5(arrays: dict[tuple[str, str], np.ndarray], folder: Path) -> Path:
+    h5py = pytest.importorskip("h5py")
+    folder.mkdir()
+    for split in SPLITS:
+        names = [name for own, name in arrays if own == split]
+        with h5py.File(folder / f"{split}_data.hdf5", "w") as file:
+            group = file.create_group("datasets")
+            for name in names:
+                group.create_dataset(name, data=arrays[split, name])
+        (folder / f"{split}_labels.json").write_text(json.dumps(sorted(names)))
+    return folder
+
+
+@pytest.mark.parametrize("form", ["folder", "zip", "files"])
+def test_mini_imagenet_from_the_hdf5_of_torchmeta(
+    tmp_path: Path, small: Callable[[str], splits.Split], form: str
+) -> None:
+    arrays = mini_arrays_of(small("mini"))
+    folder = as_hdf5(arrays, tmp_path / "miniimagenet")
+    files = {file.name: file.read_bytes() for file in folder.iterdir()}
+    paths: Any = {
+        "folder": folder,
+        "zip": make_zip(tmp_path / "mini.zip", {f"miniimagenet/{name}": content for name, content in files.items()}),
+        "files": sorted(folder.glob("*.hdf5")),
+    }[form]
+    build("mini", paths if isinstance(paths, list) else [paths], tmp_path / "store")
+    assert_same(tmp_path / "store", arrays)
+
+
+def test_hdf5_without_h5py_says_what_to_install(
+    tmp_path: Path, small: Callable[[str], splits.Split], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = as_hdf5(mini_arrays_of(small("mini")), tmp_path / "miniimagenet")
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(gs.UserError, match=r"pip install gradshare\[hdf5\]"):
+        build("mini", [folder], tmp_path / "store")
+
+
+def test_hdf5_that_leads_to_other_files_is_refused(tmp_path: Path, small: Callable[[str], splits.Split]) -> None:
+    h5py = pytest.importorskip("h5py")
+    arrays = mini_arrays_of(small("mini"))
+    name = next(iter(arrays))[1]
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(5 * 84 * 84 * 3))
+    makers: dict[str, Callable[[Any], Any]] = {
+        "external": lambda group: group.create_dataset(
+            name, (5, 84, 84, 3), np.uint8, external=[(str(secret), 0, secret.stat().st_size)]
+        ),
+        "link": lambda group: group.__setitem__(name, h5py.ExternalLink(str(secret), "datasets")),
+        "soft": lambda group: group.__setitem__(name, h5py.SoftLink("/elsewhere")),
+        "group": lambda group: group.create_group(name),
+    }
+    for case, make in makers.items():
+        folder = as_hdf5(arrays, tmp_path / case)
+        with h5py.File(folder / "train_data.hdf5", "a") as file:
+            del file["datasets"][name]
+            make(file["datasets"])
+        with pytest.raises(gs.UserError, match=f"'{name}' in train_data.hdf5"):
+            build("mini", [folder], tmp_path / "store")
+
+
+def test_hdf5_that_claims_more_than_it_can_hold(tmp_path: Path, small: Callable[[str], splits.Split]) -> None:
+    h5py = pytest.importorskip("h5py")
+    folder = as_hdf5(mini_arrays_of(small("mini")), tmp_path / "miniimagenet")
+    with h5py.File(folder / "train_data.hdf5", "w") as file:
+        file.create_group("datasets").create_dataset("n01", (20_000, 84, 84, 3), np.uint8, chunks=(1, 84, 84, 3))
+    with pytest.raises(gs.UserError, match="far more images"):
+        build("mini", [folder], tmp_path / "store")
+
+
+def test_mini_imagenet_from_jpegs_and_the_csvs_of_ravi(tmp_path: Path, small: Callable[[str], splits.Split]) -> None:
+    split = small("mini")
+    photos = class_folders(six(split), "JPEG")
+    files = {f"images/{name.split('/')[1]}": content for name, content in photos.items()}
+    for own in SPLITS:
+        names = [name.split("/") for name in photos if name.split("/")[0] in getattr(split, own)]
+        lines = [f"{file},{label}" for label, file in names]
+        files[f"{own}.csv"] = "\r\n".join(["filename,label", *lines, ""]).encode()
+    build("mini", [make_zip(tmp_path / "mini.zip", files)], tmp_path / "store")
+    assert_same(tmp_path / "store", expected(photos, split, "resize"))
+
+
+@pytest.mark.parametrize("form", ["wnids", "splits", "two zips", "a folder of zips"])
+def test_mini_imagenet_from_class_folders(tmp_path: Path, small: Callable[[str], splits.Split], form: str) -> None:
+    split = small("mini")
+    by_class = split.by_class()
+    photos = class_folders(six(split), "WEBP", width=84, height=84)
+    in_splits = {f"{by_class[name.split('/')[0]]}/{name}": content for name, content in photos.items()}
+    train = {name: content for name, content in in_splits.items() if name.startswith("train")}
+    rest = {name: content for name, content in in_splits.items() if name not in train}
+    (tmp_path / "zips").mkdir()
+    paths: Any = {
+        "wnids": lambda: make_folder(tmp_path / "mini", {f"mini/images/{k}": v for k, v in photos.items()}),
+        "splits": lambda: make_tar(tmp_path / "mini.tar", in_splits, "w"),
+        "two zips": lambda: [make_zip(tmp_path / "a.zip", train), make_zip(tmp_path / "b.zip", rest)],
+        "a folder of zips": lambda: (
+            make_zip(tmp_path / "zips/a.zip", rest),
+            make_zip(tmp_path / "zips/b.zip", train),
+            tmp_path / "zips",
+        )[-1],
+    }[form]()
+    build("mini", paths if isinstance(paths, list) else [paths], tmp_path / "store")
+    assert_same(tmp_path / "store", expected(photos, split, "resize"))
+
+
+def drawings(split: splits.Split) -> dict[str, np.ndarray]:
+    """Black strokes on white paper, 105 x 105, for each character: bool, True for paper."""
+    make = np.random.default_rng(1)
+    return {name: make.random((20, 105, 105)) > 0.2 for name in split.by_class()}
+
+
+def omniglot_zips(folder: Path, papers: dict[str, np.ndarray]) -> Path:
+    folder.mkdir(exist_ok=True)
+    halves: dict[str, dict[str, bytes]] = {"images_background": {}, "images_evaluation": {}}
+    for number, (name, paper) in enumerate(papers.items()):
+        half = sorted(halves)[number % 2]
+        for i, page in enumerate(paper):
+            halves[half][f"{half}/{name}/{number:04}_{i + 1:02}.png"] = encoded(Image.fromarray(page))
+    for half, files in halves.items():
+        make_zip(folder / f"{half}.zip", files)
+    return folder
+
+
+def test_omniglot_from_its_two_zips_and_as_npz_gives_the_same_store(
+    tmp_path: Path, small: Callable[[str], splits.Split]
+) -> None:
+    split = small("omniglot")
+    papers = drawings(split)
+    zips = omniglot_zips(tmp_path / "zips", papers)
+    packed = np.packbits(np.stack(list(papers.values())).reshape(len(papers), 20, -1), axis=-1)
+    np.savez_compressed(tmp_path / "omniglot.npz", images=packed, names=list(papers), shape=np.array([105, 105]))
+    build("omniglot", [zips], tmp_path / "a")
+    build("omniglot", sorted(zips.iterdir()), tmp_path / "b")
+    build("omniglot", [tmp_path / "omniglot.npz"], tmp_path / "c")
+    by_class = split.by_class()
+    ink = {key: [Image.fromarray(np.uint8(255) * ~page) for page in paper] for key, paper in papers.items()}
+    wanted = {
+        (by_class[name], name): np.stack([np.asarray(page.resize((28, 28), Image.Resampling.BOX)) for page in pages])
+        for name, pages in ink.items()
+    }
+    for store in "abc":
+        assert_same(tmp_path / store, {key: images[..., None] for key, images in wanted.items()})
+
+
+def test_a_folder_with_a_split_file_uses_the_classes_that_it_names(tmp_path: Path) -> None:
+    files = class_folders({"Élan": 3, "日本": 2, "c d": 2, "unused": 2, "e": 2})
+    split = splits.Split(("E\u0301lan", "e"), ("日本",), ("c d",))  # the accent apart, as macOS writes it
+    file = tmp_path / "split.json"
+    file.write_text(json.dumps(asdict(split)), encoding="utf-8")
+    for form, make in (("zip", make_zip), ("tar.xz", make_tar), ("folder", make_folder)):
+        options = {"mode": "w:xz"} if make is make_tar else {}
+        path = make(tmp_path / f"mine.{form}", {f"mine/{k}": v for k, v in files.items()}, **options)  # type: ignore[operator]
+        build("folder", [path], tmp_path / form, Options(split_file=file))
+        used = {name: content for name, content in files.items() if "unused" not in name}
+        assert_same(tmp_path / form, expected(used, split, "resize"))
+        assert read_index(tmp_path / form).source.endswith("split file split.json")
+
+
+def test_a_seeded_split_is_the_same_everywhere_and_differs_by_seed(tmp_path: Path) -> None:
+    path = make_zip(tmp_path / "mine.zip", class_folders({f"class {i}": 2 for i in range(25)}))
+    indexes = [build("folder", [path], tmp_path / str(i), Options(seed=seed)) for i, seed in enumerate((0, 0, 1))]
+    counts = [[entry.split for entry in index.classes].count(split) for index in indexes for split in ("train", "val")]
+    assert counts == [16, 4] * 3
+    assert indexes[0].classes == indexes[1].classes != indexes[2].classes
+    assert indexes[2].source == "mine.zip; seeded split 64/16/20 %, seed 1"
+    assert splits.seeded_split("01234", 7) == splits.Split(("2", "3", "4"), ("1",), ("0",))
+
+
+def test_greyscale_and_other_sizes(tmp_path: Path) -> None:
+    files = class_folders({"train/a": 2, "val/b": 2, "test/c": 2})
+    path = make_zip(tmp_path / "a.zip", files)
+    index = build("folder", [path], tmp_path / "store", Options(size=28, channels=1))
+    assert index.image == (28, 28, 1) and read_images(tmp_path / "store", index).shape == (6, 28, 28, 1)
 
 
 @pytest.mark.parametrize(
-    ("kind", "word"),
+    ("name", "counts"),
     [
-        (tarfile.SYMTYPE, "a symbolic link"),
-        (tarfile.LNKTYPE, "a hard link"),
-        (tarfile.CHRTYPE, "a device"),
-        (tarfile.BLKTYPE, "a device"),
-        (tarfile.FIFOTYPE, "a pipe"),
-        (tarfile.GNUTYPE_SPARSE, "a sparse file"),
-        (b"Q", "of an unknown kind"),
+        ("cub", (100, 50, 50)),
+        ("mini", (64, 16, 20)),
+        ("omniglot", (1028, 172, 423)),
+        ("cifar-fs", (64, 16, 20)),
+        ("fc100", (60, 20, 20)),
     ],
 )
-def test_tar_members_that_are_no_files(place: Path, kind: bytes, word: str) -> None:
-    with tarfile.open(place / "a.tgz", "w:gz") as archive:
-        archive.addfile(member("good.jpg", 4), io.BytesIO(b"good"))
-        archive.addfile(member("evil.jpg", kind=kind, link="/etc/passwd"))
-    refused(place / "a.tgz", "'evil.jpg'", word)
+def test_the_standard_splits_are_disjoint_and_whole(name: str, counts: tuple[int, ...]) -> None:
+    split = splits.standard_split(name)
+    assert (len(split.train), len(split.val), len(split.test)) == counts
+    assert len(split.by_class()) == sum(counts)
 
 
-@pytest.mark.parametrize("mode", [stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR, stat.S_IFSOCK])
-def test_zip_members_that_are_no_files(place: Path, mode: int) -> None:
-    with zipfile.ZipFile(place / "a.zip", "w") as archive:
-        info = zipfile.ZipInfo("evil.jpg")
-        info.external_attr = (mode | 0o777) << 16
-        archive.writestr(info, "/etc/passwd")
-    refused(place / "a.zip", "'evil.jpg'", "link" if mode == stat.S_IFLNK else "device")
-
-
-def test_links_and_pipes_in_a_folder(place: Path) -> None:
-    for name, make in {
-        "link.jpg": lambda path: path.symlink_to("/etc/passwd"),
-        "folder": lambda path: path.symlink_to("/etc", target_is_directory=True),
-        "pipe": os.mkfifo,
-    }.items():
-        folder = write_folder(place / f"with-{name}")
-        make(folder / name)
-        refused(folder, f"'{name}'")
-
-
-def test_a_pipe_or_nothing_instead_of_an_archive(place: Path) -> None:
-    os.mkfifo(place / "pipe.zip")
-    refused(place / "pipe.zip", "neither a file nor a folder")
-    refused(place / "missing.zip", "No such file")
-
-
-@pytest.mark.parametrize("content", [b"", b"x" * 2000, b"\0" * 10240, b"<!DOCTYPE html><p>gone"])
-def test_files_that_are_no_archives(place: Path, content: bytes) -> None:
-    (place / "a.tgz").write_bytes(content)
-    refused(place / "a.tgz", "web page" if b"html" in content else "is not a folder, a zip or a tar archive")
-
-
-def test_duplicate_names(place: Path) -> None:
-    with tarfile.open(place / "a.tar", "w") as archive:
-        for name in ("a/b.jpg", "a/./b.jpg"):
-            archive.addfile(member(name, 1), io.BytesIO(b"x"))
-    refused(place / "a.tar", "'a/b.jpg' is there twice")
-    refused(write_zip(place / "a.zip", {"a/b.jpg": b"x", "a//b.jpg": b"y"}), "'a/b.jpg' is there twice")
-
-
-def test_a_member_that_claims_10_gigabytes(place: Path) -> None:
-    for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
-        header = member("huge.jpg", 10 << 30).tobuf(form)
-        for name, content in {"a.tar": header, "a.tgz": gzip.compress(header + b"\0" * 9999)}.items():
-            (place / name).write_bytes(content)
-            refused(place / name, "'huge.jpg' claims 10,737,418,240 bytes")
-    path = write_zip(place / "a.zip", {"huge.jpg": b"x" * 99})
-    content = bytearray(path.read_bytes())
-    start = content.rindex(b"PK\1\2")
-    content[start + 24 : start + 28] = struct.pack("<I", 0xFFFFFFF0)
-    path.write_bytes(content)
-    refused(path, "'huge.jpg'", "far more than its own size")
-
-
-def test_a_member_too_long_to_be_an_image(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MAX_MEMBER", 1000)
-    refused(write_tar(place / "a.tar"), "has 1,500 bytes; at most 1,000 are read")
-    with open_source(place / "a.tar") as source, source.open_stream("birds/wren/a.jpg") as stream:
-        assert len(stream.read()) == 1500
-
-
-def test_too_many_members(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MAX_MEMBERS", 3)
-    refused(write_tar(place / "a.tar"), "over 3 members")
-
-
-@pytest.mark.parametrize("suffix", ["gz", "bz2", "xz"])
-def test_a_decompression_bomb(place: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
-    monkeypatch.setattr(sources, "MAX_SMALL", 1 << 20)
-    path = write_tar(place / f"a.tar.{suffix}", f"w:{suffix}", files={"zeros.jpg": b"\0" * (8 << 20)})
-    refused(path, "it unpacks to over", "zeros.jpg")
-
-
-def test_a_zip_bomb(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MAX_SMALL", 1 << 20)
-    refused(write_zip(place / "a.zip", {"zeros.jpg": b"\0" * (8 << 20)}), "far more than its own size", "'zeros.jpg'")
-
-
-def test_zip_members_that_overlap(place: Path) -> None:
-    """The core of a quine or of a 42-petabyte zip: two names, the same bytes."""
-    path = write_zip(place / "a.zip", {"a.jpg": b"x" * 99, "b.jpg": b"x" * 99})
-    content = bytearray(path.read_bytes())
-    second = content.rindex(b"PK\1\2")
-    first = content.rindex(b"PK\1\2", 0, second)
-    content[second + 42 : second + 46] = content[first + 42 : first + 46]
-    path.write_bytes(content)
-    refused(path, "overlaps with another")
-
-
-def test_an_xz_archive_that_asks_for_a_huge_dictionary(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tar_stream, "MAX_XZ_MEMORY", 1 << 20)
-    (place / "a.tar.xz").write_bytes(lzma.compress(b"x" * 9999, preset=6))
-    refused(place / "a.tar.xz", "emory")
-
-
-@pytest.mark.parametrize("name", ["gnu.tar", "a.tgz", "a.tar.bz2", "a.tar.xz", "deflated.zip", "stored.zip"])
-def test_truncated_archives(place: Path, name: str) -> None:
-    """Cut anywhere, also between two members of a tar, and one byte before the end of a compressed one."""
-    content = WRITERS[name](place / name).read_bytes()
-    last = content.rstrip(b"\0")
-    cuts = {*range(1, len(last), max(1, len(last) // 23)), *range(512, len(last), 512), len(last) - 1}
-    for cut in sorted(cuts):
-        (place / name).write_bytes(content[:cut])
-        refused(place / name)
-
-
-def test_a_tar_without_its_end_mark(place: Path) -> None:
-    content = write_tar(place / "a.tar").read_bytes().rstrip(b"\0")
-    (place / "a.tar").write_bytes(content + b"\0" * (-len(content) % 512))
-    refused(place / "a.tar", "ends too early")
-
-
-def test_a_damaged_header_is_not_the_end(place: Path) -> None:
-    content = bytearray(write_tar(place / "a.tar").read_bytes())
-    at = content.index(b"birds/wren/b.jpg")
-    content[at] ^= 1
-    (place / "a.tar").write_bytes(content)
-    refused(place / "a.tar", "'birds/wren/a.jpg'", "a header is damaged")
-
-
-@pytest.mark.parametrize("name", ["a.tgz", "stored.zip", "deflated.zip"])
-def test_content_that_does_not_fit_its_checksum(place: Path, name: str) -> None:
-    path = WRITERS[name](place / name)
-    content = bytearray(path.read_bytes())
-    if name == "a.tgz":
-        content[-6] ^= 1
-    elif name == "stored.zip":
-        content[content.index(b"first") + 7] ^= 1
-    else:
-        content[content.index(b"birds/wren/a.jpg") + 20] ^= 16
-    path.write_bytes(content)
-    refused(path, "damaged")
-
-
-@pytest.mark.parametrize("claim", [98, 100])
-def test_a_zip_member_whose_size_lies(place: Path, claim: int) -> None:
-    path = write_zip(place / "a.zip", {"a.jpg": b"x" * 99})
-    content = bytearray(path.read_bytes())
-    start = content.rindex(b"PK\1\2")
-    content[start + 24 : start + 28] = struct.pack("<I", claim)
-    path.write_bytes(content)
-    refused(path, "'a.jpg'")
-
-
-def test_a_negative_size(place: Path) -> None:
-    header = bytearray(member("a.jpg", 1 << 40).tobuf(tarfile.GNU_FORMAT))
-    header[124:136] = b"\xff" * 12
-    header[148:156] = b"%06o\0 " % (sum(header[:148]) + sum(header[156:]) + 8 * 32)
-    (place / "a.tar").write_bytes(bytes(header) + b"\0" * 1024)
-    refused(place / "a.tar", "negative size")
-
-
-def test_extended_headers_that_claim_much_or_nonsense(place: Path) -> None:
-    for kind, content in ((b"L", b"x"), (b"x", b"x"), (b"x", b"5 a=b\n"), (b"x", b"99 path=\n"), (b"x", b"9" * 9000)):
-        size = 1 << 30 if content == b"x" else len(content)
-        header = member("././@LongLink", size, kind).tobuf(tarfile.GNU_FORMAT)
-        (place / "a.tar").write_bytes(header + content + b"\0" * (4096 - len(content) % 512))
-        refused(place / "a.tar", "extended header")
-
-
-@pytest.mark.parametrize("bit", [0x01, 0x40])
-def test_encrypted_zip_members(place: Path, bit: int) -> None:
-    path = write_zip(place / "a.zip", {"secret.jpg": b"x" * 99})
-    content = bytearray(path.read_bytes())
-    content[content.rindex(b"PK\1\2") + 8] |= bit
-    content[content.rindex(b"PK\3\4") + 6] |= bit
-    path.write_bytes(content)
-    refused(path, "'secret.jpg' is encrypted")
-
-
-@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_zip_methods_that_unpack_without_a_bound(place: Path, method: int) -> None:
-    refused(write_zip(place / "a.zip", method=method), "other than deflate")
-
-
-def test_a_disk_that_fills_during_a_copy(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with open_source(write_tar(place / "a.tgz", "w:gz")) as source:
-        source.members()
-        monkeypatch.setattr(sources.shutil, "copyfileobj", full)
-        with pytest.raises(UserError, match="No space left on device"):
-            source.open_stream("birds/wren/a.jpg")
-
-
-def test_an_archive_that_changes_while_it_is_read(place: Path) -> None:
-    path = write_tar(place / "a.tar")
-    with open_source(path) as source:
-        assert Member("birds/wren/a.jpg", 1500) in source.members()
-        write_tar(path, files={"other.jpg": b"x"})
-        with pytest.raises(UserError, match="is not there any more"):
-            list(source.read(["birds/wren/a.jpg"]))
+def test_both_cifar_splits_hold_the_same_100_classes_and_cub_counts_in_fours() -> None:
+    cifar, fc100 = (set(splits.standard_split(name).by_class()) for name in ("cifar-fs", "fc100"))
+    assert cifar == fc100 and len(cifar) == 100
+    cub = splits.standard_split("cub")
+    assert {int(name[:3]) for name in cub.train} == set(range(1, 201, 2))
+    assert {int(name[:3]) for name in cub.val} == set(range(2, 201, 4))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import threading
 import time
@@ -13,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.commands import SMALL, call, epochs_done, started, wait_for
-from tests.support.grids import MAML, SHARED, cell_of
 
 from gradshare.experiments import supervise
 from gradshare.experiments.grid import Cell, planned, read_state
 from gradshare.experiments.presets import experiment, preset
 from gradshare.experiments.supervise import Ended, Failure, train_cell
-from gradshare.runs import locks
 from gradshare.runs.locks import locked
 from gradshare.runs.workers import Interrupted
+from tests.support.commands import SMALL, call, epochs_done, started, wait_for, worker
+from tests.support.grids import MAML, SHARED, cell_of
 
 METASGD, PLUS = "cub-5shot-5task-metasgd", "cub-5shot-5task-mamlpp"
 
@@ -180,12 +178,6 @@ def test_the_outcome_of_a_cell(blobs: Path, tmp_path: Path, monkeypatch: pytest.
         assert ("Traceback" in cell.note("failure.txt").read_text()) == (outcome == "failed")
         assert cell.failure and read_state(cell).reason == cell.failure
     assert train_cell(cell) == "done" and cell.failure == "" and cell.ended
-
-
-def worker(folder: Path) -> int:
-    """The process that trains a run; 0 while none does."""
-    found = re.match(r"process (\d+)", locks.holder(folder) or "")
-    return int(found[1]) if found else 0
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.runs import TINY, learner
 
 import gradshare as gs
 from gradshare.runs import locks
 from gradshare.runs.display import Silent
 from gradshare.runs.folder import RunFolder
 from gradshare.runs.locks import FolderLocked, holder, lock_of, locked
+from tests.support.runs import TINY, learner
 
 TAKE = """
 import sys, time

@@ -1,7 +1,8 @@
-"""Small archives for the tests of the importers, made in the published formats."""
+"""Small archives in the published formats, and a checksum of drawn tasks."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import tarfile
 import zipfile
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+import gradshare as gs
 from gradshare.data import splits
 
 Files = Mapping[str, bytes]
@@ -78,4 +80,15 @@ def class_folders(classes: Mapping[str, int], form: str = "PNG", **size: int) ->
 
 def few(name: str, classes: int = 2) -> splits.Split:
     """The first few classes of each split of a standard split."""
-    return {split: names[:classes] for split, names in splits.standard_split(name).items()}
+    whole = splits.standard_split(name)
+    return splits.Split(whole.train[:classes], whole.val[:classes], whole.test[:classes])
+
+
+def digest(dataset: gs.Dataset, shape: gs.Shape, draws: list[tuple[str, tuple[int, ...]]], tasks: int) -> str:
+    """Checksum of all tensors of the drawn episodes."""
+    result = hashlib.sha256()
+    for split, key in draws:
+        drawn = dataset.sample(split, shape, tasks, key)
+        for part in (drawn.support_x, drawn.support_y, drawn.query_x, drawn.query_y):
+            result.update(part.numpy().tobytes())
+    return result.hexdigest()

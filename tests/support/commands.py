@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from gradshare.cli.app import main
 from gradshare.experiments import supervise
 from gradshare.experiments.grid import Cell
 from gradshare.experiments.supervise import Ended, train_cell
+from gradshare.runs import locks
 
 SIZES = {"ways": 3, "queries": 3, "tasks": 2, "steps": 2, "filters": 3, "val-tasks": 6, "test-tasks": 6, "threads": 1}
 SMALL = [word for option, value in SIZES.items() for word in (f"--{option}", str(value))]
@@ -55,6 +57,12 @@ def wait_for(happened: Callable[[], object], process: subprocess.Popen[str] | No
 def epochs_done(folder: Path) -> int:
     path = folder / "metrics.jsonl"
     return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def worker(folder: Path) -> int:
+    """The process that trains a run; 0 while none does."""
+    found = re.match(r"process (\d+)", locks.holder(folder) or "")
+    return int(found[1]) if found else 0
 
 
 class Called(NamedTuple):

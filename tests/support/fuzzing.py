@@ -1,6 +1,6 @@
-"""Bad input, a case at a time: the real command line in this process, what it may say and what it may leave behind.
+"""Bad input, one case at a time: the real command line in this process, what it may print, which files it may change.
 
-Only long work is replaced: epochs, evaluation, timing, workers, drawing and the network. All before that is real.
+Only long work is replaced: epochs, evaluation, timing, worker processes, drawing and the network.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ import shutil
 import signal
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-import gradshare.reports.write  # draws with matplotlib, which writes to the user's folder when it is loaded first
+import gradshare.reports.write  # imports matplotlib, which writes to the user's folder when it is first imported
 from gradshare.cli.app import main
 from gradshare.data.store import ClassEntry, Index, write_store
 from gradshare.errors import DamageWarning, UserError
+from gradshare.experiments.grid import NOTES
+from tests.support.commands import Here
 
 CASES = int(os.environ.get("FUZZ_CASES", "800"))
-"""Cases in all; `make fuzz` asks for more than 10,000."""
-SECONDS = 60
-"""What one case may take; a hang is a failure and not a wait."""
-MEMORY = 3 << 30
-"""Bytes that a case may ask for: one that wants too much is to be told so, and not to be killed."""
+"""Cases in all; `make fuzz` sets more than 10,000."""
+SECONDS = 60  # a case that takes longer fails
+MEMORY = 3 << 30  # bytes that a case may allocate; one that needs more must end with an error
 REPORT = {"report.html", "table.md", "table.tex", "table.csv", "experiments.csv", "summary.json"}
 REPORT |= {f"{kind}.{form}" for kind in ("curves", "gates") for form in ("png", "svg")}
-RESUMED = {"metrics.jsonl", "timings.jsonl"}  # what a resume writes anew from its checkpoint
+RESUMED = {"metrics.jsonl", "timings.jsonl"}  # `--resume` rebuilds them from the checkpoint
 DATA = ("glyphs", "cub", "cub-resize", "mini")
 
 
 class Hang(BaseException):
-    """Not an Exception, so that nothing takes it for bad input."""
+    """A case that takes too long. Not an Exception, so that no handler catches it."""
 
 
 class Ended(NamedTuple):
@@ -50,16 +50,22 @@ class Ended(NamedTuple):
 
 
 def call(*words: str) -> Ended:
-    """`gradshare WORDS`: how it ended, and what it said. Whatever it raises goes on, and fails the test."""
+    """Run `gradshare WORDS`; any exception but SystemExit passes through and fails the test."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Hang(f"over {SECONDS} s")
 
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", how) for how in ("strict", "backslashreplace"))  # as Python has
+    # The error handlers are those of Python's own streams.
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", errors) for errors in ("strict", "backslashreplace"))
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
-        with patch("sys.argv", ["gradshare", *words]), patch("sys.stdout", out), patch("sys.stderr", err), unwarned():
+        with (
+            patch("sys.argv", ["gradshare", *words]),
+            patch("sys.stdout", out),
+            patch("sys.stderr", err),
+            no_damage_warnings(),
+        ):
             main()
         code: Any = 0
     except SystemExit as end:
@@ -75,15 +81,15 @@ def call(*words: str) -> Ended:
 
 
 @contextmanager
-def unwarned() -> Iterator[None]:
-    """Without a word on damage that a run goes on without; other warnings are errors here, as in all tests."""
+def no_damage_warnings() -> Iterator[None]:
+    """Ignore warnings about damage that a run can continue without; other warnings are errors, as in all tests."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DamageWarning)
         yield
 
 
 def prints(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Everything below a folder, and what would change if it were touched."""
+    """Every path below a folder, with values that change if the file is written or replaced."""
     found: dict[str, tuple[int, ...]] = {}
     waiting = [str(folder)]
     while waiting:
@@ -97,7 +103,7 @@ def prints(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 class Play:
-    """Runs cases in a folder, and keeps the count of how they ended."""
+    """Runs cases in a folder, and counts how they ended."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -105,7 +111,7 @@ class Play:
 
     @contextmanager
     def copy(self, name: str, to: str) -> Iterator[Path]:
-        """A copy of something in the folder, for as long as the block lasts; nothing else of the case stays."""
+        """Copy a folder for the length of the block; afterwards remove it and every other new file."""
         before = set(prints(self.folder))
         shutil.copytree(name, to, symlinks=True)
         try:
@@ -114,34 +120,44 @@ class Play:
             _remove(set(prints(self.folder)) - before)
 
     def case(self, family: str, *words: str, may_change: Collection[str] = (), own: Path | None = None) -> Ended:
-        """Run a case: 0 and no complaint, or 2 and one sentence; no file changes but those, and those only by a 0.
+        """Run a case: exit code 0 and nothing on stderr, or exit code 2, one line there and no file changed.
 
         Args:
-            may_change: names of files that a command that is done may have written anew.
-            own: a run folder: a run that is taken up mends all in it but its configuration, also where it then stops.
+            may_change: names of files that a command with exit code 0 may write again.
+            own: a run folder. `train` and `compare` may repair all files in it but config.json, also if they then fail.
         """
         before = prints(self.folder)
         ended = call(*words)
         after = prints(self.folder)
-        self.counts[f"{family}: {'done' if ended.code == 0 else 'refused'}"] += 1
+        self.counts[f"{family}: {'done' if ended.code == 0 else 'errors'}"] += 1
         lines = ended.err.split("\n")
         if ended.code == 0:
             assert lines in ([""], [TIMING, ""]), ended
         else:
             assert ended.code == 2 and len(lines) == 2 and lines[1] == "", ended
             assert lines[0].startswith("gradshare: ") and len(lines[0].split()) > 2 and "Traceback" not in ended.out
-        mended = f"{own.absolute()}/" if own and words[0] in ("train", "compare") else "nothing"
+        repaired = f"{own.absolute()}/" if own and words[0] in ("train", "compare") else "nothing"
         changed = {path for path in before if before[path] != after.get(path) and not path.endswith(".lock")}
-        settled = () if "--epochs" in words else ("/config.json",)  # more epochs are noted there
-        changed = {path for path in changed if not path.startswith(mended) or path.endswith(settled)}
+        changed = {path for path in changed if not _is_note(path, words, before)}
+        fixed = () if "--epochs" in words else ("/config.json",)
+        changed = {path for path in changed if not path.startswith(repaired) or path.endswith(fixed)}
         allowed = () if ended.code else may_change
         changed = {path for path in changed if os.path.basename(path) not in allowed}
         assert not changed, (words, ended, sorted(changed))
         new = {path for path in after if path not in before}
-        kept = "there is no network" in ended.err  # what came so far is kept, and here nothing came
-        assert ended.code == 0 or kept or all(path.startswith(mended) for path in new), (words, ended, sorted(new))
+        download = "there is no network" in ended.err  # an unfinished download keeps its folder
+        left = {path for path in new if not path.startswith(repaired) and not _is_note(path, words, before)}
+        assert ended.code == 0 or download or not left, (words, ended, sorted(left))
         _remove(new)
         return ended
+
+
+def _is_note(path: str, words: Collection[str], before: Collection[str]) -> bool:
+    """Whether it is a note on a run, `GRID/.grid/...`, or the folder of a new grid, which keeps why its runs failed."""
+    grid, inside, _ = path.partition(f"/{NOTES}")
+    if [*words][:2] == ["grid", "run"]:
+        return os.path.isdir(f"{grid}/{NOTES}")
+    return bool(inside) and grid in before
 
 
 def _remove(paths: set[str]) -> None:
@@ -159,7 +175,7 @@ MEASURED: dict[str, Any] = {
 
 
 class Timed:
-    """In the place of bench.measure.Timing."""
+    """Replaces bench.measure.Timing."""
 
     def __init__(self, case: Any, each: int) -> None:
         self.case = case
@@ -176,58 +192,59 @@ TIMING = "timing meta-iterations on this machine, about 10 s ..."
 
 
 def write_data(home: Path) -> None:
-    """The data sets of the presets, small."""
+    """Write small data sets with the names that presets use."""
     entries = [ClassEntry(f"{split} {i}", split, 20) for split in ("train", "val", "test") for i in range(5)]
     blank = np.zeros((16, 16, 3), np.uint8)
     for name in DATA:
-        index = Index(name, (16, 16, 3), entries, "none", "made by the tests")
+        index = Index(name, (16, 16, 3), tuple(entries), "none", "made by the tests")
         write_store(home / name, index, (blank for _ in range(index.images)))
 
 
 @contextmanager
 def without_long_work() -> Iterator[None]:
-    """Long work replaced by its shortest result."""
-    from gradshare.bench import running
+    """Replace long work by its shortest result, and limit the memory."""
+    from gradshare.bench import measure, rivals
     from gradshare.bench.results import Measurement
+    from gradshare.cli import app
     from gradshare.data import download
-    from gradshare.experiments import comparison, driver, estimate, on_ray
-    from gradshare.runs import evaluation, training
+    from gradshare.experiments import estimate, ray, supervise
+    from gradshare.runs import evaluate, train
 
-    evaluate = evaluation.evaluate
+    really_evaluate = evaluate.evaluate
 
-    def finish(run: Any) -> training.Trained:
+    def finish(run: Any) -> train.Trained:
         run.dataset.sample("train", run.shape, run.training.tasks, (run.training.seed,))
-        return training.Trained(run.folder, run.state, [], {"best_epoch": 1, "test": None})
+        return train.Trained(run.folder.path, run.state, [], {})
 
-    def side_by_side(configs: Any, folder: Path, jobs: int, screen: Any) -> None:
-        for one in configs:
-            comparison._train(one, folder / one.arm, comparison.RunDisplay(screen, one.arm))
-
-    def judge(learner: Any, states: Any, dataset: Any, split: str, shape: Any, tasks: int, *rest: Any) -> Any:
-        return evaluate(learner, states, dataset, split, shape, min(tasks, 2), *rest)
+    def evaluate_two(learner: Any, states: Any, dataset: Any, split: str, shape: Any, tasks: int, *rest: Any) -> Any:
+        return really_evaluate(learner, states, dataset, split, shape, min(tasks, 2), *rest)
 
     def connect(address: tuple[str, int], timeout: float) -> Any:
         if address[1] > 65535:
             raise OverflowError("port must be 0-65535.")  # as the real one does
         raise ConnectionRefusedError(111, "Connection refused")
 
+    def init(**_: Any) -> None:
+        raise ConnectionError("there is no cluster here")
+
     def offline(*_: Any) -> Any:
         raise UserError("there is no network here")
 
-    replaced: dict[tuple[Any, str], Callable[..., Any]] = {
-        (training._Run, "finish"): finish,
-        (comparison, "_parallel"): side_by_side,
-        (driver, "drive"): lambda *_: [],
+    replaced: dict[tuple[Any, str], Any] = {
+        (train._Run, "finish"): finish,
+        (app, "_print_summary"): lambda run: None,
+        (supervise, "Local"): Here,
+        (supervise, "TICK"): 0.0,
         (estimate, "estimates"): lambda configs: [0.0 for _ in configs],
-        (on_ray.socket, "create_connection"): connect,
-        (on_ray, "_ray"): offline,
+        (ray.socket, "create_connection"): connect,
+        (ray, "_import_ray"): lambda: SimpleNamespace(init=init),
         (download, "_receive"): offline,
-        (evaluation, "evaluate"): judge,
-        (running, "ceilings"): lambda *_, **__: {},
-        (running, "versions"): dict,
-        (gradshare.reports.write, "image"): lambda *_: b'<svg viewBox="0 0 1 1"></svg>',
-        (running, "measure"): lambda case, **_: Measurement(case=case, **MEASURED),
-        (running, "Timing"): Timed,
+        (evaluate, "evaluate"): evaluate_two,
+        (measure, "ceilings"): lambda *_, **__: {},
+        (measure, "measure"): lambda case, **_: Measurement(case=case, **MEASURED),
+        (measure, "Timing"): Timed,
+        (rivals, "versions"): dict,
+        (gradshare.reports.write, "image_files"): lambda kind, _: dict.fromkeys((f"{kind}.png", f"{kind}.svg"), b""),
     }
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_address_space() + MEMORY, hard))
@@ -239,6 +256,6 @@ def without_long_work() -> Iterator[None]:
 
 
 def _address_space() -> int:
-    """Bytes of this process's address space."""
+    """Size of this process's address space in bytes."""
     pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
     return int(pages) * resource.getpagesize()

@@ -1,1 +1,1 @@
-"""How long a meta-iteration takes, beside other libraries and beside what the machine could do at best."""
+"""Benchmarks: the time of a meta-iteration, next to other libraries and to the least time that the machine allows."""

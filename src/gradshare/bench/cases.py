@@ -1,4 +1,4 @@
-"""What is timed: one meta-iteration of one method, by one library, on one machine. Imports nothing heavy."""
+"""What is timed: one meta-iteration of one method, by one library, on one device. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,12 @@ SWEEPS: dict[SweepName, tuple[int, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One thing to time. The defaults are the paper's largest setting: Conv-4, 48 filters, 84x84x3, 5-way 5-shot."""
+    """One thing to time. The defaults are the paper's largest setting: Conv-4, 48 filters, 84x84x3, 5-way 5-shot.
+
+    Example:
+        >>> Case(shots=1).shape, Case(shots=1, steps=2).shape
+        ('5task-1shot', '5task-1shot 84x84x3 steps=2')
+    """
 
     library: Library = "gradshare"
     method: Method = "maml"
@@ -60,21 +65,21 @@ class Case:
             )
         check_range("size", max(self.image), 1)
         if self.device == "cpu" and self.engine == "graph":
-            raise UserError("engine graph is a CUDA graph and needs a GPU: use engine eager on a CPU")
+            raise UserError("engine graph needs a GPU: use engine eager on a CPU")
         if self.device == "cpu" and self.precision != "float32":
             raise UserError(f"precision {self.precision} needs a GPU: use precision float32 on a CPU")
         if self.library in RIVALS and (self.method, self.arm, self.engine) != ("maml", "original", "eager"):
-            raise UserError(f"{self.library} is timed on the original MAML, operation by operation, and nothing else")
+            raise UserError(f"{self.library} is timed with method maml, arm original and engine eager only")
 
     @property
     def setting(self) -> dict[str, Any]:
-        """What two cases have in common where they do the same work."""
-        apart = ("library", "method", "arm", "engine", "precision")
-        return {name: value for name, value in asdict(self).items() if name not in apart}
+        """The fields that are equal in two cases that do the same work."""
+        different = ("library", "method", "arm", "engine", "precision")
+        return {name: value for name, value in asdict(self).items() if name not in different}
 
     @property
     def shape(self) -> str:
-        """The name of the setting, or what it is."""
+        """The name of the setting, or a description if it has no name."""
         for name, fields in SHAPES.items():
             if replace(self, **fields) == self and replace(self, **BASE) == self:
                 return name
@@ -85,11 +90,11 @@ class Case:
 
     @property
     def what(self) -> str:
-        """Who computes what, in a few characters: `maml+gs`, or the name of another library."""
+        """A short label: the method, such as `maml+gs`, or the name of the other library."""
         return self.library if self.library in RIVALS else self.method + ("+gs" if self.arm == "shared" else "")
 
 
-BASE = {name: getattr(Case, name) for name in ("ways", "queries", "steps", "filters")}  # as every shape has them
+BASE = {name: getattr(Case, name) for name in ("ways", "queries", "steps", "filters")}  # the same in every named shape
 
 
 def cases_of(
@@ -100,7 +105,7 @@ def cases_of(
     precisions: tuple[Precision, ...],
     rivals: bool,
 ) -> list[Case]:
-    """All that is to be timed at one setting, the rivals first: then a broken run has something to compare with."""
+    """Return all cases of one setting; the rivals come first, so that an interrupted run has them to compare with."""
     ours = [
         Case(method=method, arm=arm, engine=engine, precision=precision, **setting)
         for engine in engines
@@ -110,20 +115,20 @@ def cases_of(
     ]
     theirs = [
         Case(library=library, arm="original", precision=precision, **setting)
-        for precision in dict.fromkeys(as_pytorch_has_it(setting.get("device", "cpu"), each) for each in precisions)
+        for precision in dict.fromkeys(precision_in_pytorch(setting.get("device", "cpu"), each) for each in precisions)
         for library in RIVALS
         if rivals
     ]
     return theirs + ours
 
 
-def as_pytorch_has_it(device: str, precision: Precision) -> Precision:
-    """On a GPU, PyTorch's convolutions take float32 through the TF32 units, unless they are told not to."""
+def precision_in_pytorch(device: str, precision: Precision) -> Precision:
+    """Return the precision of PyTorch's convolutions: on a GPU, float32 uses the TF32 units by default."""
     return "tf32" if device != "cpu" and precision == "float32" else precision
 
 
 def swept(setting: dict[str, Any], sweep: SweepName, value: int) -> dict[str, Any]:
-    """The setting with one of its sizes changed."""
+    """Return the setting with one of its sizes changed."""
     if sweep != "size":
         return {**setting, sweep: value}
     channels = setting.get("image", Case.image)[0]

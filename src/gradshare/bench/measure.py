@@ -1,23 +1,30 @@
-"""Timing a case: whole meta-iterations as training does them, from drawing the tasks to Adam's step and the memory."""
+"""Time cases: whole meta-iterations as in training, from drawing the tasks to the step of Adam and the memory.
+
+A case that fails is reported, and the others are timed.
+"""
 
 from __future__ import annotations
 
 import gc
+import platform
 import statistics
 import time
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
+from gradshare import __version__
 from gradshare.bench import rivals
-from gradshare.bench.cases import Case
-from gradshare.bench.ceilings import synchronise
-from gradshare.bench.costs import bytes_moved, operations
-from gradshare.bench.results import Measurement
+from gradshare.bench.cases import Case, Precision
+from gradshare.bench.results import Failure, Machine, Measurement, Results
+from gradshare.bench.roofline import bytes_moved, ceilings, operations, synchronise
 from gradshare.data.dataset import Dataset
 from gradshare.data.store import ClassEntry, Index
 from gradshare.engine.networks import Conv4
+from gradshare.errors import UserError
 from gradshare.learners import algorithms
 from gradshare.learners.graphs import GraphedPrediction, GraphedStep
 from gradshare.learners.learner import Learner
@@ -33,13 +40,15 @@ METHODS: dict[str, Callable[..., Learner]] = {
     "mamlpp": algorithms.maml_plus_plus,
 }
 CLASSES = {"train": 16, "test": 8}
-IMAGES = 600  # of each class, as in MiniImagenet: drawing tasks costs what it costs there
+IMAGES = 600  # of each class, as in MiniImagenet, so that drawing tasks costs the same
 RATE, INNER_RATE = 1e-3, 0.1
-WARM_UP = 2  # untimed iterations after the first
-FEWEST = 3  # blocks, however little time there is
+WARM_UP = 2  # iterations after the first that are not timed
+FEWEST = 3  # blocks that are always timed
 EVALUATED_AT_A_TIME = 25
 
+T = TypeVar("T")
 Step = Callable[[Episodes], object]
+Report = Callable[[Measurement | Failure], None]
 
 
 def measure(
@@ -52,10 +61,10 @@ def measure(
     """Time one case.
 
     Args:
-        iterations: timed in all, shared out over the blocks.
-        blocks: the median and the quartiles are over these.
-        seconds: no further block is begun after that time, if at least three are done.
-        eval_tasks: also time the evaluation of a state on so many tasks; 0 leaves it out, as for other libraries.
+        iterations: the number of timed meta-iterations, divided into blocks.
+        blocks: the number of blocks; median and quartiles are taken over them.
+        seconds: no new block begins after this time, once three are done.
+        eval_tasks: also time the evaluation of this many tasks, with our library; 0: do not.
     """
     timing = Timing(case, max(1, iterations // blocks))
     end = time.perf_counter() + seconds
@@ -65,15 +74,15 @@ def measure(
 
 
 class Timing:
-    """A case made ready, to be timed block by block; the blocks of several cases can take turns.
+    """A case that is ready to be timed block by block, so that several cases can take turns.
 
-    A block of several iterations is timed as a whole, from an idle device to an idle device: work that a GPU has been
-    asked for and not yet done is counted, and asking ahead is allowed, as in training.
+    A block of several iterations is timed as a whole, from an idle device to an idle device. So all work of a GPU is
+    counted, and launching ahead is allowed, as in training.
     """
 
     def __init__(self, case: Case, each: int) -> None:
-        self.case, self._each = case, each  # iterations in a block
-        self.times: list[float] = []  # seconds of one iteration, as the mean of each block
+        self.case, self._each = case, each  # iterations of a block
+        self.times: list[float] = []  # seconds of one iteration: the mean of each block
         self._dataset = synthetic(case.image, case.device)
         self._memory_before = _start_counting_memory(case.device)
         started = time.perf_counter()
@@ -86,6 +95,7 @@ class Timing:
             self._step(self._draw(1 + warm_up))
 
     def block(self) -> None:
+        """Time one block."""
         synchronise(self.case.device)
         started = time.perf_counter()
         for iteration in range(self._each):
@@ -94,6 +104,7 @@ class Timing:
         self.times.append((time.perf_counter() - started) / self._each)
 
     def result(self, eval_tasks: int = 0) -> Measurement:
+        """Return the measurement; `eval_tasks` as in `measure`."""
         case, times = self.case, self.times
         peak_allocated, peak_reserved = _peak_memory(case.device, self._memory_before)
         quartiles = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
@@ -114,7 +125,7 @@ class Timing:
 
 
 def prepare(case: Case) -> tuple[Step, tuple[Learner, MetaState] | None]:
-    """One meta-iteration as a function of its tasks; and, if ours, what can be evaluated."""
+    """Return one meta-iteration as a function of its tasks and, for our library, learner and state."""
     if case.library != "gradshare":
         return rivals.meta_step(case, RATE, INNER_RATE), None
     learner, state = build(case)
@@ -125,7 +136,7 @@ def prepare(case: Case) -> tuple[Step, tuple[Learner, MetaState] | None]:
 
 
 def build(case: Case) -> tuple[Learner, MetaState]:
-    """Our learner and its state, on the device of the case."""
+    """Return our learner and its state, on the device of the case."""
     sharing = GradientSharing() if case.arm == "shared" else None
     model = Conv4(case.ways, case.filters, case.image)
     learner = METHODS[case.method](model, inner_lr=INNER_RATE, steps=case.steps, sharing=sharing)
@@ -135,10 +146,10 @@ def build(case: Case) -> tuple[Learner, MetaState]:
 
 @lru_cache(maxsize=1)
 def synthetic(image: tuple[int, int, int], device: str) -> Dataset:
-    """A data set of random images, held on the device as real ones are, uint8."""
+    """Return a data set of random images in uint8, on the device, as a real one would be."""
     channels, height, width = image
     entries = [ClassEntry(f"{split}-{i}", split, IMAGES) for split, count in CLASSES.items() for i in range(count)]
-    index = Index("synthetic", (height, width, channels), entries, "none", "random numbers")
+    index = Index("synthetic", (height, width, channels), tuple(entries), "none", "random numbers")
     generator = torch.Generator(device).manual_seed(0)
     images = torch.randint(0, 256, (index.images, *index.image), dtype=torch.uint8, device=device, generator=generator)
     return Dataset(index, images.numpy() if device == "cpu" else images)
@@ -155,7 +166,7 @@ def _drawing(case: Case, dataset: Dataset) -> Callable[[int], Episodes]:
 
 
 def _evaluation_seconds(case: Case, dataset: Dataset, learner: Learner, state: MetaState, tasks: int) -> float:
-    """Time of the second evaluation: the first also loads what it needs."""
+    """Return the seconds of the second evaluation: the first one also compiles and loads."""
     shape = Shape(case.ways, case.shots, case.queries)
     predict = GraphedPrediction(learner) if case.engine == "graph" else None
     for count in (min(tasks, EVALUATED_AT_A_TIME), tasks):
@@ -167,7 +178,7 @@ def _evaluation_seconds(case: Case, dataset: Dataset, learner: Learner, state: M
 
 
 def _start_counting_memory(device: str) -> tuple[int, int]:
-    """What is allocated and reserved on a GPU now: the data set."""
+    """Return the bytes that a GPU has allocated and reserved now, for the data set."""
     if torch.device(device).type != "cuda":
         return 0, 0
     gc.collect()
@@ -178,7 +189,107 @@ def _start_counting_memory(device: str) -> tuple[int, int]:
 
 
 def _peak_memory(device: str, before: tuple[int, int]) -> tuple[int, int] | tuple[None, None]:
-    """Bytes that a GPU had allocated and reserved at the peak, without the data set; None on a CPU."""
+    """Return the bytes that a GPU had allocated and reserved at the peak, without the data set; None on a CPU."""
     if torch.device(device).type != "cuda":
         return None, None
     return torch.cuda.max_memory_allocated() - before[0], torch.cuda.max_memory_reserved() - before[1]
+
+
+def begin(device: str, precisions: tuple[Precision, ...], sweep: str | None = None, **sizes: int) -> Results:
+    """Return results with the machine and its measured ceilings, and no case yet."""
+    on_gpu = torch.device(device).type == "cuda"
+    needed: tuple[Precision, ...] = (*precisions, "tf32") if on_gpu else precisions
+    return Results(machine(device), ceilings(device, needed, **sizes), sweep=sweep)
+
+
+def run(
+    cases: Iterable[Case],
+    results: Results,
+    path: Path | None = None,
+    report: Report = lambda outcome: None,
+    **options: Any,
+) -> None:
+    """Time cases one after the other. The file is written after each, so that an interrupted run loses nothing.
+
+    Args:
+        path: JSON file for the results; None: no file.
+        report: called with every outcome.
+        options: of `measure`.
+    """
+    for case in cases:
+        _keep(_attempt(case, partial(measure, case, **options)), results, path, report)
+
+
+def run_in_turn(
+    cases: list[Case],
+    results: Results,
+    path: Path | None = None,
+    report: Report = lambda outcome: None,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+    iterations: int = 20,
+    blocks: int = 10,
+    eval_tasks: int = 0,
+) -> None:
+    """Time one block of each case in turn, so that slow moments of a shared machine affect all cases.
+
+    All cases are in memory at the same time, so this is for a CPU.
+
+    Args:
+        progress: called with the number of finished rounds and of all rounds.
+    """
+    timed = [_attempt(case, partial(Timing, case, max(1, iterations // blocks))) for case in cases]
+    for done in range(blocks):
+        progress(done, blocks)
+        timed = [one if isinstance(one, Failure) else _attempt(one.case, partial(_with_a_block, one)) for one in timed]
+    for one in timed:
+        outcome = one if isinstance(one, Failure) else _attempt(one.case, partial(one.result, eval_tasks))
+        _keep(outcome, results, path, report)
+
+
+def _with_a_block(timing: Timing) -> Timing:
+    timing.block()
+    return timing
+
+
+def _keep(outcome: Measurement | Failure, results: Results, path: Path | None, report: Report) -> None:
+    if isinstance(outcome, Failure):
+        results.failures.append(outcome)
+    else:
+        results.measurements.append(outcome)
+    report(outcome)
+    if path is not None:
+        results.save(path)
+
+
+def _attempt(case: Case, work: Callable[[], T]) -> T | Failure:
+    try:
+        return work()
+    except UserError as error:
+        return Failure(case, str(error))
+    except Exception as error:  # out of memory, or a kernel that does not compile: time the other cases
+        return Failure(case, " ".join(f"{type(error).__name__}: {error}".split())[:300])
+    finally:
+        gc.collect()  # frees a recorded step and its buffers
+
+
+def machine(device: str) -> Machine:
+    """Describe this machine."""
+    on_gpu = torch.device(device).type == "cuda"
+    return Machine(
+        device=torch.cuda.get_device_name() if on_gpu else _processor(),
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+        cuda=torch.version.cuda if on_gpu else None,
+        python=platform.python_version(),
+        gradshare=__version__,
+        rivals=rivals.versions(),
+        date=time.strftime("%Y-%m-%d"),
+    )
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,8 +1,9 @@
-"""The same MAML step in other libraries, written as their own few-shot examples are, and as fast as we know how.
+"""The same MAML step in other libraries, written like their own few-shot examples, and as fast as we know how.
 
-Like for like: the same network (`gs.Conv4`: plain `nn.Conv2d` and `nn.BatchNorm2d` on the batch's own statistics), the
-same adapted weights (batch norm's gain and bias are meta-learned, not adapted), the same loss, second order, and Adam.
-Their meta-gradients equal ours: `tests/test_bench.py`. They have no gradient sharing, so they are timed without.
+The work is the same: the same network (`gs.Conv4`: plain `nn.Conv2d`, and `nn.BatchNorm2d` with the statistics of the
+batch), the same adapted weights (gain and bias of batch norm are meta-learned, not adapted), the same loss, second
+order, and Adam. A test checks that their meta-gradients equal ours. They have no gradient sharing, so they are timed
+without it.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ import torch.nn.functional as F
 from torch import nn
 
 from gradshare.bench.cases import RIVALS, Case, Library
-from gradshare.bench.ceilings import tf32_products
+from gradshare.bench.roofline import tf32_products
 from gradshare.engine.networks import Conv4
 from gradshare.errors import UserError
 from gradshare.method.episodes import Episodes
 
 
 class Missing(UserError):
-    """A library that cannot be used here, and why."""
+    """A library cannot be used here; the message gives the reason."""
 
 
 def load(library: Library) -> Any:
-    """Import a rival, or say in one line why that fails."""
+    """Import a rival, or raise `Missing` with the reason in one line."""
     try:
         return import_module(library)
     except ModuleNotFoundError as error:
-        raise Missing(f"{library} is not there ({error}); pip install 'gradshare[bench]' installs it") from error
-    except Exception as error:  # a compiled part that does not fit this PyTorch can raise anything
+        raise Missing(f"{library} is not installed ({error}): pip install 'gradshare[bench]'") from error
+    except Exception as error:  # compiled code for another version of PyTorch can raise any error
         raise Missing(f"{library} does not import: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 def versions() -> dict[str, str]:
-    """The rivals that are installed."""
+    """Return the versions of the rivals that are installed."""
     found: dict[str, str] = {}
     for library in RIVALS:
         try:
@@ -50,7 +51,7 @@ def versions() -> dict[str, str]:
 
 
 def meta_step(case: Case, rate: float, inner_rate: float) -> Callable[[Episodes], None]:
-    """A whole meta-iteration with a rival: inner loops task by task, meta-gradient, Adam."""
+    """Return a function that runs a whole meta-iteration with a rival: inner loop of each task, meta-gradient, Adam."""
     network = Conv4(case.ways, case.filters, case.image).to(case.device)
     gradient = GRADIENTS[case.library](network, case.steps, inner_rate)
     adam = torch.optim.Adam(network.parameters(), lr=rate, fused=case.device != "cpu")
@@ -65,21 +66,21 @@ def meta_step(case: Case, rate: float, inner_rate: float) -> Callable[[Episodes]
 
 
 def _precision(case: Case) -> AbstractContextManager[Any]:
-    """TF32 by PyTorch's switch, bf16 by its autocast: what these libraries leave to PyTorch."""
+    """Set the precision as a user of these libraries would: PyTorch's option for TF32, its autocast for bf16."""
     if case.precision == "bf16":
-        return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)  # the cache would outlive a task
+        return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)  # casts of one task must not serve the next
     return tf32_products(case.precision == "tf32") if case.device != "cpu" else nullcontext()
 
 
 def with_higher(network: Conv4, steps: int, inner_rate: float) -> Callable[[Episodes], None]:
-    """`higher.innerloop_ctx`, and a backward pass for each task, as its examples/maml-omniglot.py does.
+    """Use `higher.innerloop_ctx` and a backward pass for each task, as in its examples/maml-omniglot.py.
 
-    higher differentiates an inner loss by all weights of the network, also by those that the inner optimiser leaves
-    alone. Were these the same tensors in every step, autograd would go back through all earlier steps to find their
-    other uses: 1 + 2 + ... + K steps instead of K. So each step gets views of its own of them.
+    higher differentiates an inner loss with respect to all weights of the network, also those that the inner optimiser
+    does not change. If these were the same tensors in every step, autograd would go back through all earlier steps to
+    find their other uses: 1 + 2 + ... + K steps instead of K. So each step gets its own views of them.
     """
     higher = load("higher")
-    left_alone = [name.startswith("norms") for name, _ in network.named_parameters()]
+    unchanged = [name.startswith("norms") for name, _ in network.named_parameters()]
     inner = torch.optim.SGD(_adapted(network).parameters(), lr=inner_rate)
 
     def gradient(episodes: Episodes) -> None:
@@ -87,7 +88,7 @@ def with_higher(network: Conv4, steps: int, inner_rate: float) -> Callable[[Epis
             with higher.innerloop_ctx(network, inner, copy_initial_weights=False) as (fast, optimiser):
                 for _ in range(steps):
                     weights = [
-                        w.view_as(w) if alone else w for w, alone in zip(fast.fast_params, left_alone, strict=True)
+                        w.view_as(w) if fixed else w for w, fixed in zip(fast.fast_params, unchanged, strict=True)
                     ]
                     logits = fast(episodes.support_x[task], params=weights)
                     optimiser.step(F.cross_entropy(logits, episodes.support_y[task]))
@@ -98,7 +99,7 @@ def with_higher(network: Conv4, steps: int, inner_rate: float) -> Callable[[Epis
 
 
 def with_torchopt(network: Conv4, steps: int, inner_rate: float) -> Callable[[Episodes], None]:
-    """`torchopt.MetaSGD`, and one backward pass for all tasks, as its examples/few-shot/maml_omniglot.py does."""
+    """Use `torchopt.MetaSGD` and one backward pass for all tasks, as in its examples/few-shot/maml_omniglot.py."""
     torchopt = load("torchopt")
     inner = torchopt.MetaSGD(_adapted(network), lr=inner_rate)
 
@@ -118,7 +119,7 @@ def with_torchopt(network: Conv4, steps: int, inner_rate: float) -> Callable[[Ep
 
 
 def _adapted(network: Conv4) -> nn.ModuleList:
-    """The layers whose weights the inner loop moves, the very ones of the network."""
+    """The network's own layers whose weights the inner loop changes."""
     return nn.ModuleList([*network.convs, network.head])
 
 

@@ -127,9 +127,8 @@ def bench(benchmark: Benchmark = Benchmark()) -> None:
 def _run(benchmark: Benchmark, cases: list[Case], device: str) -> None:
     from rich.console import Console
 
-    from gradshare.bench.results import Failure, Measurement
-    from gradshare.bench.running import begin, run, run_in_turn
-    from gradshare.bench.table import line_of, notes, rich_tables
+    from gradshare.bench.measure import begin, run, run_in_turn
+    from gradshare.bench.results import Failure, Measurement, line_of, notes, rich_tables
 
     on_gpu, path = device == "cuda", benchmark.json
     iterations = benchmark.iterations or (200 if on_gpu else 20)

@@ -10,32 +10,30 @@ from typing import TYPE_CHECKING, Literal
 from cyclopts import App
 
 from gradshare.cli.waiting import bar, stoppable
-from gradshare.data.importing import DOWNLOADS, Kind, Transform
+from gradshare.data.sources import BUILT_IN, DOWNLOADS, PUBLISHED, SOURCES, Downloadable, Kind, Transform, missing
 from gradshare.errors import MOST, MOST_SEED, UserError, check_range, printable
 from gradshare.files import check_output
+from gradshare.method import SPLITS
 
 if TYPE_CHECKING:
     from gradshare.data.store import Index
 
-Downloadable = Literal["cub", "mini", "omniglot"]
-
 MOST_TASKS = 100  # on a contact sheet
-PNG = b"\x89PNG"  # how such a file begins
+PNG = b"\x89PNG"  # first bytes of such a file
 
 data_app = App(name="data", help="Data sets: which there are, how to get more, and how they look.")
 
 
 @data_app.command(name="list")
 def list_data() -> None:
-    """The data sets on this machine, the built-in ones, and how to get the known ones that are not here."""
-    from gradshare.data.catalogue import BUILTIN, data_folder
+    """List the data sets on this machine, the built-in ones, and how to get the published ones that are missing."""
+    from gradshare.data.store import data_folder
 
     home = data_folder()
-    print(f"data sets in {home}:")
+    print(printable(f"data sets in {home}:"))
     found = {path.parent.name for path in home.glob("*/index.json") if not path.parent.name.startswith(".")}
-    known = ("cub", "mini", "omniglot")
-    for name in sorted(found | set(BUILTIN)) + [kind for kind in known if kind not in found]:
-        print(f"  {name:<16} {_describe(home / name) if name in found else _how_to_get(name, home)}")
+    for name in sorted(found | set(BUILT_IN)) + [kind for kind in PUBLISHED if kind not in found]:
+        print(printable(f"  {name:<16} {_describe(home / name) if name in found else _how_to_get(name, home)}"))
     print("your own images: gradshare data import folder PATH")
 
 
@@ -46,23 +44,26 @@ def _describe(store: Path) -> str:
         index = read_index(store)
     except UserError as error:
         return f"cannot be used: {error}"
+    return f"{_size(index)}; classes: {_classes(index)}"
+
+
+def _size(index: Index) -> str:
     height, width, channels = index.image
-    return f"{index.images} images of {height}x{width}x{channels}; classes: {_classes(index)}"
+    return f"{index.images} images of {height}x{width}x{channels}"
 
 
 def _classes(index: Index) -> str:
     counts = Counter(entry.split for entry in index.classes)
-    return " ".join(f"{split} {counts[split]}" for split in ("train", "val", "test"))
+    return " ".join(f"{split} {counts[split]}" for split in SPLITS)
 
 
 def _how_to_get(name: str, home: Path) -> str:
-    from gradshare.data.catalogue import BUILTIN
-    from gradshare.data.download import PUBLISHED, import_command
+    from gradshare.data.download import import_command
 
-    if name in BUILTIN:
+    if name in BUILT_IN:
         return "built in; made on first use"
     folder = home / DOWNLOADS / name
-    if all((folder / archive.file).is_file() for archive in PUBLISHED[name].archives):
+    if all((folder / file.name).is_file() for file in SOURCES[name].files):
         return f"downloaded; to import it: {import_command(name, folder)}"
     return f"not here; to get it: gradshare data download {name}"
 
@@ -89,8 +90,8 @@ def import_data(
     transform
         crop: shorter side to 126, centre crop 84 (default for cub); resize: whole image to 84 x 84 (for the others).
     name
-        What the data set will be called; by default the kind (for folder the name of the path), with the transform
-        added if it is not the kind's default.
+        Name of the data set; by default the kind (for folder the name of the path), with the transform added if it is
+        not the kind's default.
     split_file
         Only for folder: JSON, {"train": [classes], "val": [...], "test": [...]}.
     seed
@@ -98,7 +99,7 @@ def import_data(
     replace
         Replace a data set of that name, once the new one is complete.
     """
-    from gradshare.data.importing import import_dataset
+    from gradshare.data.sources import import_dataset
 
     started = time.monotonic()
     with stoppable("nothing is left of the import"), bar(f"importing {kind}", "images") as progress:
@@ -112,7 +113,7 @@ def import_data(
 
 @data_app.command
 def download(kind: Downloadable, *, folder: Path | None = None) -> None:
-    """Fetch a data set from where it is published; the same command goes on after an interruption.
+    """Download a data set from where it is published; files that are complete are not downloaded again.
 
     Parameters
     ----------
@@ -121,15 +122,15 @@ def download(kind: Downloadable, *, folder: Path | None = None) -> None:
     folder
         Where to keep the archives; by default downloads/KIND in the folder that `gradshare data list` names.
     """
-    from gradshare.data.catalogue import data_folder
-    from gradshare.data.download import PUBLISHED, fetch, import_command
+    from gradshare.data.download import fetch, import_command
+    from gradshare.data.store import data_folder
 
-    published, folder = PUBLISHED[kind], folder or data_folder() / DOWNLOADS / kind
-    print(published.title)
-    with stoppable("what came so far is kept, and the same command goes on"):
-        for archive in published.archives:
-            with bar(f"downloading {archive.file}", "bytes") as progress:
-                fetched = fetch(kind, archive, folder, progress)
+    folder = folder or data_folder() / DOWNLOADS / kind
+    print(SOURCES[kind].title)
+    with stoppable("files that are complete are kept; the same command downloads the others"):
+        for file in SOURCES[kind].files:
+            with bar(f"downloading {file.name}", "bytes") as progress:
+                fetched = fetch(kind, file, folder, progress)
             checked = "checked" if fetched.checked else "not checked: none is published"
             print(f"{fetched.path}: md5 {fetched.md5}, {checked}")
     print(f"next: {import_command(kind, folder)}")
@@ -137,29 +138,32 @@ def download(kind: Downloadable, *, folder: Path | None = None) -> None:
 
 @data_app.command
 def verify(*names: str) -> None:
-    """Check a data set: the index against the file, every class, every image.
+    """Read every image of a data set, and compare them with its index and its checksum.
 
     Parameters
     ----------
     names
         Names or folders of data sets.
     """
-    from gradshare.data.verification import verify as verify_store
+    from gradshare.data import store
 
     if not names:
-        raise UserError("say which data set: gradshare data verify NAME")
+        raise UserError("give the name of a data set: gradshare data verify NAME")
     for name in names:
+        folder = store.find_store(name)
+        if folder is None:
+            raise missing(name)
         with bar(f"reading {name}", "images") as progress:
-            index, sha256, blank = verify_store(_store(name), progress)
+            index, sha256, blank = store.verify(folder, progress)
         _print_counts(index)
         print(f"  images.npy has sha256 {sha256}")
         if blank:
             classes = ", ".join(f"'{each}' ({count})" for each, count in list(blank.items())[:3])
             raise UserError(
-                f"{sum(blank.values())} of {index.images} images of {name} are blank, zero everywhere, in"
-                f" {len(blank)} classes: {classes}; look at the source, and import it again"
+                f"{sum(blank.values())} of {index.images} images of {name} are blank (zero everywhere), in"
+                f" {len(blank)} classes: {classes}; check the source, and import it again"
             )
-        print("  everything is as the index says; no image is blank")
+        print("  all images match the index; no image is blank")
 
 
 @data_app.command
@@ -175,7 +179,7 @@ def show(
     classes: bool = False,
     out: Path | None = None,
 ) -> None:
-    """Draw sampled tasks as a contact sheet, a PNG, and count the classes.
+    """Draw sampled tasks as a contact sheet, a PNG file, and count the classes.
 
     Parameters
     ----------
@@ -196,7 +200,7 @@ def show(
     classes
         Also print every class with its number of images.
     out
-        The picture; by default NAME-SPLIT.png here.
+        The PNG file; by default NAME-SPLIT.png in the current folder.
     """
     for option, value in {"ways": ways, "shots": shots, "queries": queries, "tasks": tasks}.items():
         check_range(option, value, 1, MOST_TASKS if option == "tasks" else MOST)
@@ -205,7 +209,7 @@ def show(
     from gradshare.data.dataset import load_dataset
     from gradshare.method.episodes import Shape
 
-    with bar("building the data set, once", "classes") as progress:
+    with bar("building the data set, once", "images") as progress:
         dataset = load_dataset(name, progress=progress)
     _print_counts(dataset.index, classes)
     sheet = contact_sheet(dataset, split, Shape(ways, shots, queries), tasks, seed)
@@ -216,22 +220,9 @@ def show(
     print(printable(f"contact sheet: {out}"))
 
 
-def _store(name: str) -> Path:
-    from gradshare.data.catalogue import BUILTIN, data_folder
-
-    folder = Path(name)
-    if name in BUILTIN or not folder.exists():
-        folder = data_folder() / name
-    if not folder.exists():
-        raise UserError(f"there is no data set '{name}' here; gradshare data list shows what there is")
-    return folder
-
-
 def _print_counts(index: Index, every_class: bool = False) -> None:
-    height, width, channels = index.image
-    size = f"{index.images} images of {height}x{width}x{channels}"
-    print(printable(f"{index.name}: {size}, {index.transform}, from {index.source}"))
-    for split in ("train", "val", "test"):
+    print(printable(f"{index.name}: {_size(index)}, {index.transform}, from {index.source}"))
+    for split in SPLITS:
         own = [entry for entry in index.classes if entry.split == split]
         counts = sorted({entry.images for entry in own} or {0})
         each = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"

@@ -80,10 +80,10 @@ def compare(
         for failure in failures:
             failure.cell.withdraw()
     _end_if_failed(failures, len(cells))
+    diverged = {cell.label: cell.divergence for cell in cells if cell.divergence}
     show_report(out)
-    for cell in cells:
-        if reason := cell.divergence:
-            print(printable(f"{cell.label} diverged and was stopped: {reason}"))
+    for label, reason in diverged.items():
+        print(printable(f"{label} diverged and was stopped: {reason}"))
 
 
 def show_report(folder: Path) -> None:

@@ -1,6 +1,6 @@
-"""A contact sheet: sampled tasks as a picture, to see with one's own eyes what a run will see.
+"""A contact sheet: sampled tasks as a picture, to see what a run will see.
 
-One block a task, one row a class: its support images, then its query images, and its name below.
+A task is one block. A class is one row: its support images, then its query images, and its name below.
 """
 
 from __future__ import annotations
@@ -11,51 +11,38 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image as Pillow
 from PIL import ImageDraw, ImageFont
 
 from gradshare.data.dataset import Dataset
 from gradshare.data.store import Image
-from gradshare.method.episodes import Shape, choose, task_key
+from gradshare.method.episodes import Shape, task_key
 
 CELL = 84  # pixels; smaller images are enlarged to about this
-MARGIN, GAP, BETWEEN, LINE, HEADING = 20, 2, 16, 18, 46  # around, images, support from query, a name, a task's title
+MARGIN, GAP, BETWEEN = 20, 2, 16  # pixels around all, between images, between support and query
+LINE, HEADING = 18, 46  # height of the name of a class, and of the title of a task
 PAPER, INK, QUIET, RULE = "#ffffff", "#1a1a1a", "#6b6b6b", "#d0d0d0"
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 class Task(NamedTuple):
+    """What a block of the sheet shows."""
+
     names: list[str]  # [ways]
     images: Image  # [ways, shots + queries, H, W, C]
 
 
 def draw_tasks(dataset: Dataset, split: str, shape: Shape, tasks: int, seed: int) -> list[Task]:
     """The tasks that `dataset.sample` gives for the same key, with the names of their classes."""
-    dataset.check(split, shape)
-    entries = dataset.index.classes
-    counts = np.array([entry.images for entry in entries], dtype=np.int64)
-    own = np.flatnonzero([entry.split == split for entry in entries])
-    starts = (counts.cumsum() - counts)[own]
-    classes, order = choose(counts[own], shape, tasks, task_key(seed, split))
-    rows: NDArray[np.int64] = starts[classes][..., None] + order
-    images = np.asarray(dataset.images)
+    drawn, images = dataset.draw(split, shape, tasks, task_key(seed, split)), np.asarray(dataset.images)
     return [
-        Task([entries[own[c]].name for c in chosen], images[places])
-        for chosen, places in zip(classes, rows, strict=True)
+        Task([dataset.index.classes[place].name for place in classes], images[rows])
+        for classes, rows in zip(drawn.classes, drawn.rows, strict=True)
     ]
 
 
 def contact_sheet(dataset: Dataset, split: str, shape: Shape, tasks: int = 3, seed: int = 0) -> Pillow.Image:
-    """Draw sampled tasks of a split.
-
-    Args:
-        dataset: what to draw from.
-        split: train, val or test.
-        shape: ways, shots and queries of a task.
-        tasks: how many.
-        seed: which.
-    """
+    """Draw sampled tasks of a split: as many as `tasks` says, chosen by `seed`."""
     height, width, _ = dataset.index.image
     layout = _Layout(shape, height, width)
     title = f"{dataset.name} · {split} · {shape.ways}-way {shape.shots}-shot"
@@ -69,7 +56,7 @@ def contact_sheet(dataset: Dataset, split: str, shape: Shape, tasks: int = 3, se
 
 
 class _Layout:
-    """Where things go."""
+    """Positions on the sheet, in pixels."""
 
     def __init__(self, shape: Shape, height: int, width: int) -> None:
         self.shape = shape
@@ -79,7 +66,7 @@ class _Layout:
         self.width = max(self.left(shape.shots + shape.queries) - GAP + MARGIN, 320)
 
     def left(self, place: int) -> int:
-        """Where the image at a place of the row begins."""
+        """Left edge of the image at a place of the row."""
         return MARGIN + place * (self.cell[0] + GAP) + (BETWEEN if place >= self.shape.shots else 0)
 
     def task_top(self, number: int) -> int:
@@ -122,7 +109,7 @@ def _shortened(name: str, width: int) -> str:
 
 @cache
 def _font(size: int, bold: bool = False) -> Font:
-    """DejaVu Sans, which has most scripts, from matplotlib's files; Pillow's own if it is not there."""
+    """DejaVu Sans, which has most scripts, from matplotlib's files; without matplotlib, Pillow's own font."""
     found = find_spec("matplotlib")
     if found is not None and found.origin is not None:
         path = Path(found.origin).parent / "mpl-data" / "fonts" / "ttf" / f"DejaVuSans{'-Bold' if bold else ''}.ttf"

@@ -1,27 +1,40 @@
-"""A data set: the images of a store, drawn from by index arithmetic."""
+"""A data set: the images of a store, and drawing tasks from it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradshare.data.catalogue import BUILTIN, data_folder
-from gradshare.data.importing import how_to_make
-from gradshare.data.store import Image, Index, read_images, read_index
-from gradshare.errors import UserError, check_range, path_of
+from gradshare.data.sources import BUILT_IN, missing
+from gradshare.data.store import Image, Index, Progress, data_folder, find_store, is_store, read_images, read_index
+from gradshare.errors import UserError, check_range
 from gradshare.method import SPLITS
 from gradshare.method.episodes import Episodes, Shape, choose, episodes_from
 
 Pixels = Literal["unit", "imagenet"]
 IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class Drawn(NamedTuple):
+    """Which classes and images the tasks of a batch have."""
+
+    classes: NDArray[np.int64]  # [tasks, ways]: places in `index.classes`
+    rows: NDArray[np.int64]  # [tasks, ways, shots + queries]: rows of the images
+
+
+class _SplitRows(NamedTuple):
+    """The classes of a split."""
+
+    classes: NDArray[np.int64]  # [n]: places in `index.classes`
+    starts: NDArray[np.int64]  # [n]: row of the first image
+    counts: NDArray[np.int64]  # [n]: number of images
 
 
 @dataclass(frozen=True)
@@ -56,24 +69,13 @@ class Dataset:
         images = self.images if isinstance(self.images, Tensor) else torch.from_numpy(np.array(self.images))
         return Dataset(self.index, images.to(device), self.pixels)
 
-    @cached_property
-    def _splits(self) -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64], list[str]]]:
-        """For each split: where each class starts in the images, how many it has, and its name."""
-        counts = np.array([entry.images for entry in self.index.classes], dtype=np.int64)
-        starts = counts.cumsum() - counts
-        own = {split: [i for i, entry in enumerate(self.index.classes) if entry.split == split] for split in SPLITS}
-        return {
-            split: (starts[rows], counts[rows], [self.index.classes[i].name for i in rows])
-            for split, rows in own.items()
-        }
-
     def check(self, split: str, shape: Shape) -> None:
-        """Refuse tasks that the split cannot give, with the numbers."""
-        if split not in self._splits:
+        """Raise an error, with the numbers, if the split cannot give such tasks."""
+        if split not in SPLITS:
             raise UserError(f"a split is one of {', '.join(SPLITS)}, not '{split}'")
         for name, value in zip(Shape._fields, shape, strict=True):
             check_range(name, value, 1)
-        _, counts, names = self._splits[split]
+        classes, _, counts = self._splits[split]
         if len(counts) < shape.ways:
             raise UserError(
                 f"{shape.ways}-way tasks need {shape.ways} classes; the {split} split of {self.name} has {len(counts)}"
@@ -81,22 +83,34 @@ class Dataset:
         smallest = int(counts.argmin())
         if counts[smallest] < shape.shots + shape.queries:
             raise UserError(
-                f"class '{names[smallest]}' has {counts[smallest]} images;"
+                f"class '{self.index.classes[classes[smallest]].name}' has {counts[smallest]} images;"
                 f" {shape.shots}-shot with {shape.queries} queries needs {shape.shots + shape.queries}"
             )
 
     def sample(self, split: str, shape: Shape, tasks: int, key: tuple[int, ...]) -> Episodes:
-        """Draw tasks, uniformly and without replacement within each; the same arguments give the same tasks."""
+        """Draw tasks, uniformly and without replacement within each. The same arguments give the same tasks."""
         shape = Shape(*shape)
+        return episodes_from(self._pixels(self.draw(split, shape, tasks, key).rows), shape)
+
+    def draw(self, split: str, shape: Shape, tasks: int, key: tuple[int, ...]) -> Drawn:
+        """Choose the images of `sample`, without reading them."""
         self.check(split, shape)
-        starts, counts, _ = self._splits[split]
-        classes, order = choose(counts, shape, tasks, key)
-        return episodes_from(self._pixels(starts[classes][..., None] + order), shape)
+        own = self._splits[split]
+        classes, order = choose(own.counts, shape, tasks, key)
+        return Drawn(own.classes[classes], own.starts[classes][..., None] + order)
+
+    @cached_property
+    def _splits(self) -> dict[str, _SplitRows]:
+        counts = np.array([entry.images for entry in self.index.classes], dtype=np.int64)
+        starts = counts.cumsum() - counts
+        names = np.array([entry.split for entry in self.index.classes])
+        places = {split: np.flatnonzero(names == split) for split in SPLITS}
+        return {split: _SplitRows(own, starts[own], counts[own]) for split, own in places.items()}
 
     def _pixels(self, rows: NDArray[np.int64]) -> Tensor:  # [...] -> [..., C, H, W]
         if isinstance(self.images, Tensor):
             where = torch.from_numpy(rows)
-            if self.images.is_cuda:  # from pinned memory, or the CPU would wait here until the GPU has nothing to do
+            if self.images.is_cuda:  # pinned memory: otherwise the CPU would wait here until the GPU is idle
                 where = where.pin_memory()
             chosen = self.images[where.to(self.images.device, non_blocking=True)]
         else:
@@ -109,36 +123,41 @@ class Dataset:
 
     @cached_property
     def _imagenet(self) -> Tensor:  # [2, C, 1, 1], where the images are
-        device = self.images.device if isinstance(self.images, Tensor) else "cpu"
+        device: Any = self.images.device if isinstance(self.images, Tensor) else "cpu"
         return torch.tensor([IMAGENET_MEAN, IMAGENET_DEVIATION], dtype=torch.float64, device=device)[..., None, None]
 
 
 def load_dataset(
     name_or_folder: str | Path,
     pixels: Pixels = "unit",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = None,
 ) -> Dataset:
-    """Open a data set by name (`"glyphs"`, built on first use) or by the folder of its store.
+    """Open a data set by name (`"glyphs"` is built on first use) or by the folder of its store.
 
     Args:
         name_or_folder: a name that `gradshare data list` shows, or a folder with `images.npy` and `index.json`.
-        pixels: `"unit"`, 0 to 1, or `"imagenet"`, with ImageNet's mean and standard deviation taken out.
-        progress: called with (classes done, classes in all) while a built-in data set is being built.
+        pixels: `"unit"`, 0 to 1, or `"imagenet"`, normalised by ImageNet's mean and standard deviation.
+        progress: called with (images done, images in all) while a built-in data set is being built.
     """
-    folder = path_of(name_or_folder, "a data set")
-    if str(name_or_folder) in BUILTIN or not folder.exists():
-        folder = data_folder() / str(name_or_folder)
-        if not folder.exists():
-            if str(name_or_folder) not in BUILTIN:
-                known = how_to_make(str(name_or_folder))
-                raise UserError(
-                    f"there is no data set '{name_or_folder}': it is neither a folder, nor in {data_folder()},"
-                    f" nor built in ({', '.join(BUILTIN)})" + (f"; to make it: {known}" if known else "")
-                )
-            BUILTIN[str(name_or_folder)](folder, progress)
+    folder = find_store(name_or_folder) or _built(str(name_or_folder), progress)
     index = read_index(folder)
     if pixels not in ("unit", "imagenet"):
         raise UserError(f"pixels is 'unit' or 'imagenet', not '{pixels}'")
     if pixels == "imagenet" and index.image[2] != 3:
         raise UserError(f"imagenet scaling needs 3 channels; {index.name} has {index.image[2]}")
     return Dataset(index, read_images(folder, index), pixels)
+
+
+def _built(name: str, progress: Progress) -> Path:
+    """Build a built-in data set."""
+    if name not in BUILT_IN:
+        raise missing(name)
+    from gradshare.data.sources.importing import build
+
+    folder = data_folder() / name
+    try:
+        build(name, [], folder, progress=progress)
+    except UserError:
+        if not is_store(folder):  # otherwise another process has just built it
+            raise
+    return folder

@@ -1,12 +1,11 @@
-"""The store: one format for every data set, a folder with `images.npy` and `index.json`.
+"""The store: a data set on disk, a folder with `images.npy` and `index.json`.
 
-Images are uint8 `[images, height, width, channels]`, class after class; the index names the classes in that order.
-A store is built in a temporary folder beside its place and renamed, so an interrupted build leaves nothing half-made.
+`images.npy` holds uint8 images, `[images, height, width, channels]`, class after class. `index.json` names the classes
+in that order. A store is built in a temporary folder and then renamed, so nobody sees half of one.
 """
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import hashlib
 import io
@@ -15,34 +14,41 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradshare.errors import UserError
-from gradshare.files import parse_json, read_text
+from gradshare.errors import UserError, path_of
+from gradshare.files import parse_json, read_text, record
 from gradshare.method import SPLITS
 
 VERSION = 1
+LOCK, NEW = "lock", "store"  # in the temporary folder of a build: its lock, and the store
 Image = NDArray[np.uint8]
+Progress = Callable[[int, int], None] | None  # images done, images in all
 
 
-class ClassEntry(NamedTuple):
+@dataclass(frozen=True)
+class ClassEntry:
+    """A class of a store."""
+
     name: str
-    split: str
+    split: str  # train, val or test
     images: int
 
 
-class Index(NamedTuple):
-    """What `index.json` says."""
+@dataclass(frozen=True)
+class Index:
+    """The content of `index.json`."""
 
     name: str
     image: tuple[int, int, int]  # height, width, channels
-    classes: list[ClassEntry]  # in the order of their images; every class has its images in one run
+    classes: tuple[ClassEntry, ...]  # in the order of their images
     transform: str  # what was done to the images
     source: str  # what they were made from
     sha256: str = ""  # checksum of that
@@ -52,12 +58,39 @@ class Index(NamedTuple):
     def images(self) -> int:
         return sum(entry.images for entry in self.classes)
 
+    @property
+    def bytes(self) -> int:
+        """Size of the images."""
+        return self.images * math.prod(self.image)
+
+
+def data_folder() -> Path:
+    """The folder of all stores: `GRADSHARE_DATA`, or the platform's cache folder."""
+    chosen = os.environ.get("GRADSHARE_DATA")
+    if chosen:
+        return Path(chosen)
+    from platformdirs import user_cache_path
+
+    return user_cache_path("gradshare")
+
+
+def is_store(folder: Path) -> bool:
+    return (folder / "index.json").is_file()
+
+
+def find_store(name: str | Path) -> Path | None:
+    """The store at a path, or in the data folder under a name; None if there is none."""
+    return next(filter(is_store, (path_of(name, "a data set"), data_folder() / str(name))), None)
+
+
+# Writing
+
 
 class Writer:
-    """Writes the images of a store under construction, in any order."""
+    """Writes the images of a store that is being built, in any order."""
 
     def __init__(self, file: BinaryIO, index: Index) -> None:
-        _write_header(file, (index.images, *index.image))
+        _write_header(file, index)
         self._file, self._index, self._start = file, index, file.tell()
         self._missing = np.ones(index.images, dtype=bool)
 
@@ -69,77 +102,78 @@ class Writer:
         self._file.write(np.ascontiguousarray(image).data)
         self._missing[row] = False
 
-    def finish(self) -> None:
+    def finish(self) -> str:
+        """Check that all images were written; returns the checksum of the file."""
         if self._missing.any():
-            raise UserError(
-                f"{self._missing.sum()} of {self._index.images} images of {self._index.name} were not there to be read"
-            )
+            raise UserError(f"{self._missing.sum()} of {self._index.images} images of {self._index.name} are missing")
         _sync(self._file)
+        self._file.seek(0)
+        return hashlib.file_digest(self._file, "sha256").hexdigest()  # type: ignore[arg-type]  # it is a file
 
 
 @contextmanager
 def building(folder: Path, index: Index) -> Iterator[Writer]:
-    """Build a store; it appears at `folder` when the block ends without an error, and not at all otherwise."""
+    """Build a store. It appears at `folder` when the block ends, and not at all if the block raises an error."""
+    from filelock import FileLock
+
     check_index(index)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _clear_abandoned(folder)
+    _remove_abandoned(folder)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        with (temporary / "images.npy").open("w+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # held while this process lives: see _clear_abandoned
-            writer = Writer(file, index)
-            yield writer
-            writer.finish()
-            file.seek(0)
-            checksum = hashlib.file_digest(file, "sha256").hexdigest()
-            _write_index(temporary, index._replace(images_sha256=checksum))
-            _move(temporary, folder)
+        with FileLock(temporary / LOCK):
+            (temporary / NEW).mkdir()
+            with (temporary / NEW / "images.npy").open("w+b") as file:
+                writer = Writer(file, index)
+                yield writer
+                checksum = writer.finish()
+            _write_index(temporary / NEW, replace(index, images_sha256=checksum))
+            _move(temporary / NEW, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _write_index(folder: Path, index: Index) -> None:
-    with (folder / "index.json").open("w", encoding="utf-8") as file:
-        json.dump({"version": VERSION, **index._asdict()}, file, ensure_ascii=False, indent=1)
-        _sync(file)
-
-
-def _clear_abandoned(folder: Path) -> None:
-    """Remove what builds of the same store left that were killed: nobody holds the lock on their images."""
-    for path in folder.parent.glob(f".{glob.escape(folder.name)}-*/images.npy"):
-        with suppress(OSError), path.open("rb") as file:  # BlockingIOError: a build at work
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path.parent, ignore_errors=True)
-
-
 def write_store(folder: Path, index: Index, images: Iterable[Image]) -> None:
-    """Build a store from its images in order."""
+    """Build a store from its images, in the order of its classes."""
     with building(folder, index) as store:
         for row, image in enumerate(images):
             store.put(row, image)
 
 
 def check_index(index: Index) -> None:
-    """Refuse classes that stand in two splits or twice, unknown splits and empty classes."""
-    if min(index.image) < 1:
-        raise UserError(f"the images of {index.name} have the size {index.image}")
+    """Check that each class has images and is in one split."""
+    if len(index.image) != 3 or min(index.image) < 1:
+        raise UserError(f"the images of {index.name} have the size {index.image}, not height, width and channels")
     splits: dict[str, str] = {}
     for entry in index.classes:
         if entry.name in splits:
-            where = f"in the {splits[entry.name]} and in the {entry.split} split"
-            raise UserError(f"class '{entry.name}' of {index.name} is there twice: {where}")
+            raise UserError(f"class '{entry.name}' of {index.name} is in {splits[entry.name]} and in {entry.split}")
         if entry.split not in SPLITS:
-            raise UserError(
-                f"class '{entry.name}' of {index.name} is in '{entry.split}'; a split is train, val or test"
-            )
+            raise UserError(f"class '{entry.name}' of {index.name} is in '{entry.split}', not in train, val or test")
         if entry.images < 1:
             raise UserError(f"class '{entry.name}' of {index.name} has no images")
         splits[entry.name] = entry.split
 
 
-def _write_header(file: BinaryIO, shape: tuple[int, ...]) -> None:
-    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what earlier builds of the same store left when they were killed: nobody holds their lock."""
+    from filelock import FileLock, Timeout
+
+    for lock in folder.parent.glob(f".{glob.escape(folder.name)}-*/{LOCK}"):
+        with suppress(Timeout, OSError), FileLock(lock, timeout=0):
+            shutil.rmtree(lock.parent, ignore_errors=True)
+
+
+def _write_header(file: BinaryIO, index: Index) -> None:
+    header = {"descr": "|u1", "fortran_order": False, "shape": (index.images, *index.image)}
     np.lib.format.write_array_header_1_0(file, header)
+
+
+def _write_index(folder: Path, index: Index) -> None:
+    content = {"version": VERSION, **asdict(index), "classes": [astuple(entry) for entry in index.classes]}
+    with (folder / "index.json").open("w", encoding="utf-8") as file:
+        json.dump(content, file, ensure_ascii=False, indent=1)
+        _sync(file)
 
 
 def _sync(file: Any) -> None:
@@ -147,13 +181,16 @@ def _sync(file: Any) -> None:
     os.fsync(file.fileno())
 
 
-def _move(temporary: Path, folder: Path) -> None:
+def _move(new: Path, folder: Path) -> None:
     try:
-        temporary.rename(folder)
+        new.rename(folder)
     except OSError:
-        if not (folder / "index.json").is_file():
+        if not is_store(folder):
             raise
-        # Another process finished the same store first; the builds are deterministic, so its result is ours.
+        # Another process built the same store first. Builds are deterministic, so its result is ours.
+
+
+# Reading
 
 
 def read_index(folder: Path) -> Index:
@@ -161,35 +198,75 @@ def read_index(folder: Path) -> Index:
     path = folder / "index.json"
     try:
         content = parse_json(read_text(path))
-        if content.pop("version") != VERSION:
-            raise UserError(f"{path} is of another version of the format; import the data set again")
-        classes = [ClassEntry(str(name), str(split), int(count)) for name, split, count in content.pop("classes")]
-        height, width, channels = (int(size) for size in content.pop("image"))
-        index = Index(image=(height, width, channels), classes=classes, **{k: str(v) for k, v in content.items()})
     except UserError:
         raise
     except FileNotFoundError:
         raise UserError(f"{folder} is not a data set: it has no index.json") from None
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, OSError) as error:
-        raise UserError(f"{path} is damaged ({error}); import the data set again") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged: {error}; import the data set again") from None
+    if isinstance(content, dict) and content.get("version") != VERSION:
+        raise UserError(f"{path} has version {content.get('version')!r}, not {VERSION}; import the data set again")
+    index = record(Index, _with_class_objects(content), str(path))
     check_index(index)
     return index
 
 
-def read_images(folder: Path, index: Index) -> Image:
-    """Map the images of a store into memory, after checking them against the index."""
-    path, shape, header = folder / "images.npy", (index.images, *index.image), io.BytesIO()
-    _write_header(header, shape)
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path} is not a file")
+def _with_class_objects(content: Any) -> Any:
+    """The file has a class as a row `[name, split, images]`."""
+    if not isinstance(content, dict) or not isinstance(content.get("classes"), list):
+        return content
+    rows = [row if isinstance(row, list) else [] for row in content["classes"]]
+    return {**content, "classes": [dict(zip(("name", "split", "images"), row, strict=False)) for row in rows]}
+
+
+def read_images(folder: Path, index: Index) -> np.memmap[Any, np.dtype[np.uint8]]:
+    """Map the images of a store into memory; their header and their size must be those of the index."""
+    path, header = folder / "images.npy", io.BytesIO()
+    _write_header(header, index)
     try:
-        with path.open("rb") as file:  # numpy's own reader of headers fails in many ways on a damaged one
+        if path.exists() and not path.is_file():  # a pipe would wait for ever
+            raise UserError(f"{path} is not a file")
+        with path.open("rb") as file:
             same = file.read(header.tell()) == header.getvalue()
             size = file.seek(0, os.SEEK_END) - header.tell()
     except FileNotFoundError:
         raise UserError(f"{folder} is not a data set: it has no images.npy") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    if not same or size != math.prod(shape):
-        raise UserError(f"{path} is damaged: it is not {shape} uint8, but its index says so; import the data set again")
+    shape = (index.images, *index.image)
+    if not same or size != index.bytes:
+        raise UserError(f"{path} is damaged: it does not hold {shape} uint8, as its index says; import it again")
     return np.memmap(path, np.uint8, "r", header.tell(), shape)
+
+
+class Verified(NamedTuple):
+    """What `verify` found."""
+
+    store: Index
+    sha256: str  # of images.npy
+    blank: dict[str, int]  # images that are zero everywhere, for each class that has such images
+
+
+def verify(folder: Path, progress: Progress = None) -> Verified:
+    """Read every byte of a store and compare it with its index."""
+    index = read_index(folder)
+    path, start = folder / "images.npy", read_images(folder, index).offset
+    with path.open("rb") as file:  # read, not mapped: a failing disk then raises an error instead of a signal
+        digest = hashlib.sha256(file.read(start))
+        blank = dict(_blank_images(file, index, digest, progress))
+    if index.images_sha256 not in ("", digest.hexdigest()):
+        raise UserError(f"{path} does not match the checksum in its index; import the data set again")
+    return Verified(index, digest.hexdigest(), blank)
+
+
+def _blank_images(file: BinaryIO, index: Index, digest: Any, progress: Progress) -> Iterator[tuple[str, int]]:
+    done = 0
+    for entry in index.classes:
+        content = file.read(entry.images * math.prod(index.image))
+        digest.update(content)
+        blank = entry.images - int(np.frombuffer(content, np.uint8).reshape(entry.images, -1).any(axis=1).sum())
+        if blank:
+            yield entry.name, blank
+        done += entry.images
+        if progress is not None:
+            progress(done, index.images)

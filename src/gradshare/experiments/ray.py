@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
-from gradshare.data.catalogue import data_folder
+from gradshare.data.store import data_folder
 from gradshare.errors import UserError
 from gradshare.experiments.grid import Cell
 from gradshare.experiments.supervise import Ended, Outcome, train_cell

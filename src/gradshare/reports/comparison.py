@@ -182,7 +182,7 @@ def _arm(arm: Arm, experiment: Experiment, results: dict[str, RunResult], levels
     equal = [one for one in against if one.equally_long]
     return ArmResult(
         arm=arm,
-        best_val=spread(None if run.best is None else float(run.val[run.best]) for run in counted),
+        best_val=spread(run.best_val for run in counted),
         best_epoch=spread(run.best_epoch for run in counted),
         test=_tested(counted),
         speed_up=spread(one.speed_up for one in equal),
@@ -253,12 +253,10 @@ def _original_hit(level: Level, against: Versus | None) -> Hit | None:
 
 
 def _tested(runs: list[Run]) -> Tested | None:
-    found = [
-        (value, run.score.interval) for run in runs if run.score and (value := run.measured(run.score)) is not None
-    ]
-    values = spread(value for value, _ in found)
+    scores = [(run.measured(run.test.ensemble), run.test.ensemble.interval) for run in runs if run.test]
+    values = spread(value for value, _ in scores)
     if values is None:
         return None
-    if values.seeds == 1:
-        return Tested(values.mean, found[0][1], "tasks", 1)
-    return Tested(values.mean, values.interval, "seeds", values.seeds)
+    if values.seeds > 1:
+        return Tested(values.mean, values.interval, "seeds", values.seeds)
+    return Tested(values.mean, next(interval for value, interval in scores if value is not None), "tasks", 1)

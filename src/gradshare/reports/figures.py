@@ -14,13 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from gradshare.reports.model import sort_key, text_of
-from gradshare.reports.panels import Line, Panel, limits, tick_text
+from gradshare.reports.panels import FIRST, INK, MANY, Line, Panel, limits, tick_text
 
-MANY, FIRST = (
-    48,
-    12,
-)  # of more experiments than the paper has, files show the first ones: each takes a tenth of a second
-INK, GRID, PAPER = "#1b1f24", "#d9dde2", "#ffffff"
+GRID, PAPER = "#d9dde2", "#ffffff"
 ALONE, AMONG = (9.6, 4.1), (4.4, 2.5)  # inches: width of a panel with its margins, height of its axes
 LEFT, RIGHT, ABOVE, BELOW, LEGEND_LINE = 0.75, 0.15, 0.36, 0.66, 0.19
 STYLE: dict[Any, Any] = {

@@ -16,8 +16,8 @@ import numpy as np
 
 from gradshare.errors import printable
 from gradshare.reports.comparison import ArmResult, Comparison, ExperimentResult, RunResult
-from gradshare.reports.model import Floats, Run, sign, text_of
-from gradshare.reports.statistics import Spread, seconds_until
+from gradshare.reports.model import Run, sign, text_of
+from gradshare.reports.statistics import Spread
 from gradshare.reports.tables import SEEDS_NOTE, TASKS_NOTE, Cell, Table
 from gradshare.runs.folder import Score
 
@@ -93,26 +93,27 @@ def csv_experiments(comparison: Comparison) -> str:
 
 
 def _run_row(one: RunResult, experiment: ExperimentResult) -> Row:
-    run, values = one.run, _run_json(one)
-    versus, test = values["against_original"] or {}, values["test"] or {}
+    values = _run_json(one)
+    versus, test = values["against_original"] or {}, values["test"] or {"best": {}, "ensemble": {}}
     own = ("finished", "epochs", "best_epoch", "best_val", "best_val_interval", "train_seconds", "seconds_per_epoch")
     compared = ("speed_up", "mean_difference", "area", "final_epoch", "final_difference", "first_epoch_apart")
     counts = ("common_epochs", "epochs_apart_better", "epochs_apart_worse", "verdict")
     return {
-        "name": run.name,
+        "name": one.run.name,
         **_setting(experiment),
         **{key: values[key] for key in ("arm", "seed", "state", "reason", "skipped", "saturated", "damage", *own)},
-        **{f"test_{kind}": (test.get(kind) or {}).get("value") for kind in ("best",)},
-        "test_best_interval": (test.get("best") or {}).get("interval"),
-        "test_ensemble": (test.get("ensemble") or {}).get("value"),
-        "test_ensemble_interval": (test.get("ensemble") or {}).get("interval"),
+        **{
+            f"test_{kind}{end}": test[kind].get(key)
+            for kind in ("best", "ensemble")
+            for key, end in (("value", ""), ("interval", "_interval"))
+        },
         **{key: versus.get(key) for key in compared + counts},
     }
 
 
 def _arm_row(experiment: ExperimentResult, one: ArmResult) -> Row:
     test, paper = one.test, experiment.paper
-    told = paper.of(one.variant.name) if paper else None
+    printed = paper.of(one.variant.name) if paper else None
     spreads: dict[str, Spread | None] = {key: getattr(one, key) for key in SPREADS}
     original, control = one.against_original, one.against_best_control
     return {
@@ -127,8 +128,8 @@ def _arm_row(experiment: ExperimentResult, one: ArmResult) -> Row:
             for key, found in spreads.items()
             for part, end in (("mean", ""), ("interval", "_interval"))
         },
-        "paper_test": told and told.value,
-        "paper_test_interval": told and told.interval,
+        "paper_test": printed and printed.value,
+        "paper_test_interval": printed and printed.interval,
         "paper_speed_up": paper.speed_up if paper and one.variant.name == "shared" else None,
         "departures": "; ".join(experiment.departures),
         "verdict": original and original.verdict,
@@ -182,30 +183,26 @@ def summary_text(comparison: Comparison) -> str:
     return json.dumps(summary(comparison), indent=2, allow_nan=False) + "\n"
 
 
+RUN = (
+    *("arm", "reason", "skipped", "diverged_tasks", "saturated", "damage", "last_epoch", "best_epoch", "best_val"),
+    *("best_val_interval", "train_seconds", "seconds_per_epoch", "final_mean_m", "final_mean_lam"),
+)
+
+
 def _run_json(one: RunResult) -> Row:
     run = one.run
-    best, epochs, ways = run.best, run.options.get("epochs"), run.options.get("ways")
-    last = int(run.epochs[-1]) if len(run.epochs) else None
+    epochs, ways = run.options.get("epochs"), run.options.get("ways")
     return {
-        "arm": run.arm,
         "experiment": one.experiment,
         "seed": run.options.get("seed"),
         "finished": run.status == "done",
         "state": run.status,
-        **{key: getattr(run, key) for key in ("reason", "skipped", "diverged_tasks", "saturated", "damage")},
+        **{key: getattr(run, key) for key in RUN},
         "epochs": len(run.epochs),
         "epochs_without_value": int((~np.isfinite(run.val)).sum()),
         "planned_epochs": epochs if type(epochs) is int else None,
-        "last_epoch": last,
-        "best_epoch": run.best_epoch,
-        "best_val": None if best is None else float(run.val[best]),
-        "best_val_interval": None if best is None else float(run.interval[best]),
         "chance": 1 / ways if run.measure == "accuracy" and type(ways) is int and ways > 0 else None,
         "test": _test_json(run),
-        "train_seconds": None if last is None else seconds_until(run, last),
-        "seconds_per_epoch": float(run.seconds.mean()) if len(run.seconds) else None,
-        "final_mean_m": _final_mean(run.m),
-        "final_mean_lam": _final_mean(run.lam),
         **{key: _fields(getattr(one, key)) for key in ("against_original", "against_shared", "gains")},
     }
 
@@ -244,10 +241,6 @@ def _test_json(run: Run) -> Row | None:
 
 def _score(run: Run, score: Score) -> Row:
     return {"value": run.measured(score), "interval": score.interval, "epochs": score.epochs}
-
-
-def _final_mean(steps: Floats | None) -> float | None:
-    return None if steps is None else float(steps[-1].mean())
 
 
 def _fields(value: Any) -> Any:

@@ -96,13 +96,45 @@ class Run:
         return None if self.best is None else int(self.epochs[self.best])
 
     @property
-    def score(self) -> Score | None:
-        """The test of the ensemble; None if the run was not tested."""
-        return None if self.test is None else self.test.ensemble
+    def best_val(self) -> float | None:
+        return None if self.best is None else float(self.val[self.best])
+
+    @property
+    def best_val_interval(self) -> float | None:
+        return None if self.best is None else _known(self.interval[self.best])
+
+    @property
+    def last_epoch(self) -> int | None:
+        return int(self.epochs[-1]) if len(self.epochs) else None
+
+    @property
+    def final_mean_m(self) -> float | None:
+        return None if self.m is None else _known(self.m[-1].mean())
+
+    @property
+    def final_mean_lam(self) -> float | None:
+        return None if self.lam is None else _known(self.lam[-1].mean())
+
+    @property
+    def seconds_per_epoch(self) -> float | None:
+        return float(self.seconds.mean()) if len(self.seconds) else None
+
+    @property
+    def train_seconds(self) -> float | None:
+        return None if self.last_epoch is None else self.seconds_until(self.last_epoch)
+
+    def seconds_until(self, epoch: int) -> float | None:
+        """Training seconds of the epochs up to one; None if one of them was not timed."""
+        upto = self.timed <= epoch
+        return float(self.seconds[upto].sum()) if upto.sum() == epoch else None
 
     def measured(self, score: Score | None) -> float | None:
         """A score's accuracy, or its loss for regression."""
         return None if score is None else score.accuracy if self.measure == "accuracy" else score.loss
+
+
+def _known(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
 
 
 def sign(measure: Measure) -> int:
@@ -162,10 +194,11 @@ def read_run(folder: RunFolder) -> Run:
 
 def variant_of(arm: Any) -> Variant:
     """The row of an arm in the registry; an arm that gradshare does not know gets a row too."""
+    name = text_of(arm)
     try:
-        return variant(arm)
+        return variant(name)
     except UserError:
-        return Variant(text_of(arm), "", f"the arm {text_of(arm)}")
+        return Variant(name, "", f"the arm {name}")
 
 
 def _status(folder: RunFolder) -> dict[str, Any]:

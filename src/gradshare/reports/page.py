@@ -12,7 +12,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,10 +23,9 @@ from gradshare.errors import UserError, printable
 from gradshare.experiments.presets import described
 from gradshare.method.variants import VARIANTS, Variant
 from gradshare.reports import words
-from gradshare.reports.comparison import ArmResult, Comparison, ExperimentResult
-from gradshare.reports.figures import FIRST, INK, MANY
-from gradshare.reports.model import MACHINE, METHODS, Floats, Run, sign, text_of
-from gradshare.reports.panels import Line, Panel, curves, gates, limits, overview, tick_text, ticks
+from gradshare.reports.comparison import ArmResult, Comparison, ExperimentResult, Lead
+from gradshare.reports.model import MACHINE, METHODS, Floats, Measure, Run, sign, text_of
+from gradshare.reports.panels import FIRST, INK, MANY, Line, Panel, curves, gates, limits, overview, tick_text, ticks
 from gradshare.reports.paper import experiment_of
 from gradshare.reports.statistics import Verdict
 from gradshare.reports.tables import Table, all_tables
@@ -37,7 +36,7 @@ OPEN_PANELS = 12  # more are folded
 MOST_POINTS = 300  # of a line: more cannot be seen
 SIDE = 1000  # units of a panel's box, both ways; the page stretches it
 STARTS = {"gate": 0.5, "lead": 0.0}
-DIGITS = {"accuracy": 1, "gate": 3, "lead": 1, "loss": None}  # of a value under the pointer
+DIGITS = {"accuracy": 1, "gate": 3}  # decimals of a value under the pointer; of others, four digits
 
 
 def report_page(comparison: Comparison, command: str) -> str:
@@ -82,6 +81,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
+    made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     made.filters |= {"colour": themed, "dashes": _dashes, "nobreak": _no_break}
     return made
 
@@ -176,17 +176,7 @@ def _thinned(line: Line) -> Line:
     kept = kept if line.best is None else np.union1d(kept, [line.best])
     best = None if line.best is None else int(np.searchsorted(kept, line.best))
     interval = None if line.interval is None else line.interval[kept]
-    return Line(
-        line.name,
-        line.legend,
-        line.variant,
-        line.dashes,
-        line.epochs[kept],
-        line.values[kept],
-        interval,
-        line.thin,
-        best,
-    )
+    return replace(line, epochs=line.epochs[kept], values=line.values[kept], interval=interval, best=best)
 
 
 def _paths(line: Line, across: Any, down: Any) -> Iterator[Path]:
@@ -222,15 +212,14 @@ def _data(panel: Panel, box: tuple[float, float, float, float]) -> dict[str, Any
     shown = [_thinned(line) for line in panel.lines]
     epochs = np.unique(np.concatenate([line.epochs for line in shown]))
     percent = 100 if panel.scale == "accuracy" else 1
-    digits = DIGITS[panel.scale]
+    digits = DIGITS.get(panel.scale)
 
     def numbers(line: Line, values: Floats | None) -> list[float | None] | None:
         if values is None or not np.isfinite(values).any():
             return None
         row: list[float | None] = [None] * len(epochs)
-        for place, value in zip(
-            np.searchsorted(epochs, line.epochs).tolist(), (percent * values).tolist(), strict=True
-        ):
+        places = np.searchsorted(epochs, line.epochs)
+        for place, value in zip(places.tolist(), (percent * values).tolist(), strict=True):
             if np.isfinite(value):
                 row[place] = float(f"{value:.4g}") if digits is None else round(value, digits)
         return row
@@ -309,19 +298,18 @@ def _one_pair(experiment: ExperimentResult, arm: ArmResult, comparison: Comparis
     unit = "points of validation accuracy" if measure == "accuracy" else "in the validation loss"
     mean = f"{words.signed_spread(lead.difference, measure)} {unit} on average"
     over = f" over {words.count(lead.difference.seeds, 'seed')}" if lead.difference.seeds > 1 else ""
-    control = _control_sentence(arm, measure == "accuracy") if lead.verdict == "ahead" else ""
+    control = _control_sentence(arm.against_best_control, measure) if lead.verdict == "ahead" else ""
     return f"{start}, {subject} {VERDICTS[lead.verdict]}: {mean}{over}. {control}".strip()
 
 
-def _control_sentence(arm: ArmResult, points: bool) -> str:
-    control = arm.against_best_control
+def _control_sentence(control: Lead | None, measure: Measure) -> str:
     if control is None:
         return "No control was trained beside it, so it is open what the gain comes from."
-    by = f"{control.reference} ({words.signed(control.difference.mean, 'accuracy' if points else 'loss')})"
+    by = f"{control.reference} ({words.signed(control.difference.mean, measure)})"
     if control.verdict == "ahead":
         return f"It is ahead of the best control too, {by}."
-    told = "It is behind" if control.verdict == "behind" else "It is not clearly ahead of"
-    return f"{told} the best control, {by}: the gain is not shown to come from sharing."
+    start = "It is behind" if control.verdict == "behind" else "It is not clearly ahead of"
+    return f"{start} the best control, {by}: the gain is not shown to come from sharing."
 
 
 def _many_pairs(arms: list[ArmResult]) -> str:
@@ -344,25 +332,24 @@ def _counted(verdicts: list[Verdict], of: str) -> str:
 def _best_run(comparison: Comparison) -> str:
     """The best of runs that cannot be compared."""
     measure = comparison.measure
-    found = [(run, run.best) for one in comparison.runs.values() if (run := one.run).best is not None]
+    found = [(value, one.run) for one in comparison.runs.values() if (value := one.run.best_val) is not None]
     if not found:
         return "There is no validation value yet."
-    run, best = max(found, key=lambda pair: sign(measure) * pair[0].val[pair[1]])
-    value = words.level(float(run.val[best]), measure)
+    value, run = max(found, key=lambda pair: sign(measure) * pair[0])
     who = f"The best of {len(found)} runs is {run.name}, with a" if len(found) > 1 else "It reached a"
-    return f"{who} validation {measure} of {value} at epoch {run.best_epoch} of {run.epochs[-1]}."
+    return f"{who} validation {measure} of {words.level(value, measure)} at epoch {run.best_epoch} of {run.last_epoch}."
 
 
 def _reason(run: Run) -> str:
     """What the marks of a run mean, in full."""
-    told = [run.reason, run.damage, run.saturated]
-    told += [f"{words.count(run.skipped, 'meta-step')} not taken: something was not finite"] if run.skipped else []
-    told += (
-        [f"up to {words.count(run.diverged_tasks, 'validation task')} without a finite loss"]
-        if run.diverged_tasks
-        else []
-    )
-    return "; ".join(filter(None, told))
+    reasons = {
+        run.reason: run.reason,
+        run.damage: run.damage,
+        run.saturated: run.saturated,
+        f"{words.count(run.skipped, 'meta-step')} not taken, because something was not finite": run.skipped,
+        f"up to {words.count(run.diverged_tasks, 'validation task')} without a finite loss": run.diverged_tasks,
+    }
+    return "; ".join(text for text, holds in reasons.items() if holds)
 
 
 # Settings and commands
@@ -406,9 +393,9 @@ def training_command(run: Run) -> str | None:
     if run.variant.rate != 1 and not one:
         chosen["arm"] = "original"  # its own rate is given, and `train` has no such arm
     given = {key: value for key, value in chosen.items() if value not in (defaults[key], "auto")}
-    told = ["--preset", one.name] if one else []
-    told += [word for key, value in given.items() for word in _option(key, value)]
-    return shlex.join(["gradshare", "train", *told, "--out", str(run.folder)])
+    options = ["--preset", one.name] if one else []
+    options += [word for key, value in given.items() for word in _option(key, value)]
+    return shlex.join(["gradshare", "train", *options, "--out", str(run.folder)])
 
 
 def _option(key: str, value: Any) -> list[str]:

@@ -17,6 +17,8 @@ from gradshare.reports.model import Arm, Floats, Ints, Measure, Run, Setting, te
 Scale = Literal["accuracy", "loss", "gate", "lead"]
 GATES = ((words.GATE_M, (), "m"), (words.GATE_LAM, (4.0, 2.0), "lam"))
 LONGEST_NAME = 32
+INK = "#1b1f24"
+MANY, FIRST = 48, 12  # experiments: of more than the paper has, image files show the first, to save time
 NO_SETTING = Setting(*[None] * len(Setting._fields))
 
 
@@ -123,6 +125,8 @@ def _gate_lines(one: ExperimentResult) -> tuple[Line, ...]:
                 continue
             name = f"{arm.name} {symbol}"
             epochs, mean = _mean([(epochs, steps.mean(axis=1)) for epochs, steps in known])
+            if not len(epochs):
+                continue
             lines.append(Line(name, f"{shortened(arm.name)}: {symbol}", arm.variant, dashes, epochs, mean))
             if alone:
                 steps = known[0][1]
@@ -145,9 +149,8 @@ def _mean(lines: list[tuple[Ints, Floats]]) -> tuple[Ints, Floats]:
 def _legend(result: ArmResult, status: str, measure: Measure) -> str:
     """The paper's legend: shared: MaxVal 67.1% Ep 8 Test 66.2±1.1%; means over seeds."""
     runs = result.arm.runs
-    name = (
-        shortened(result.name) + (f", {len(runs)} seeds" if len(runs) > 1 else "") + (f" ({status})" if status else "")
-    )
+    seeds = f", {len(runs)} seeds" if len(runs) > 1 else ""
+    name = shortened(result.name) + seeds + (f" ({status})" if status else "")
     if result.best_val is None or result.best_epoch is None:
         return f"{name}: no value yet"
     extreme = "MaxVal" if measure == "accuracy" else "MinVal"
@@ -203,6 +206,5 @@ def ticks(low: float, high: float, most: int, whole: bool = False) -> list[float
 
 
 def tick_text(value: float, scale: Scale) -> str:
-    if scale == "lead":
-        return f"{value:+.4g}".replace("-", words.MINUS).replace("+0", "0")
-    return (f"{100 * value:.4g} %" if scale == "accuracy" else f"{value:.4g}").replace("-", words.MINUS)
+    shown = f"{100 * value:.4g} %" if scale == "accuracy" else f"{value:.4g}"
+    return ("+" if scale == "lead" and value > 0 else "") + shown.replace("-", words.MINUS)

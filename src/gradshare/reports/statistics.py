@@ -192,13 +192,7 @@ def choose_levels(runs: list[Run]) -> list[float]:
 def reached(run: Run, level: float) -> Hit | None:
     """The first epoch at a level or beyond it; None if the run never reached it."""
     hits = run.epochs[sign(run.measure) * run.val >= sign(run.measure) * level]
-    return Hit(int(hits[0]), seconds_until(run, int(hits[0]))) if len(hits) else None
-
-
-def seconds_until(run: Run, epoch: int) -> float | None:
-    """Training seconds of the epochs up to one; None if one of them was not timed."""
-    upto = run.timed <= epoch
-    return float(run.seconds[upto].sum()) if upto.sum() == epoch else None
+    return Hit(int(hits[0]), run.seconds_until(int(hits[0]))) if len(hits) else None
 
 
 def _round_steps(span: float, measure: Measure) -> list[float]:

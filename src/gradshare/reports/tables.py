@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from gradshare.method.variants import Variant
 from gradshare.reports import words
-from gradshare.reports.comparison import ArmResult, Comparison, ExperimentResult, Lead, Reached, RunResult
-from gradshare.reports.model import Measure, Run, text_of
-from gradshare.reports.paper import Figure, PaperCell, experiment_of
-from gradshare.reports.statistics import Verdict, Versus, mean, seconds_until
+from gradshare.reports.comparison import ArmResult, Comparison, ExperimentResult, Lead, Reached
+from gradshare.reports.model import Measure, Run
+from gradshare.reports.paper import experiment_of
+from gradshare.reports.statistics import Verdict, Versus, mean
 from gradshare.runs.folder import Score
 
 
@@ -40,15 +40,16 @@ TASKS_NOTE = "± of one run is a 95 % interval over tasks, which does not cover 
 SEEDS_NOTE = "± of several seeds is a 95 % interval over the seeds that are done (Student's t), wide for few."
 PAPER_NOTE = (
     "The paper's ± is the 95 % interval that it prints; ours is over tasks for one seed, over seeds for several. Batch"
-    " norm is transductive here, as in the reference codes. Intervals that overlap do not show that figures are equal."
+    " norm is transductive here, as in the reference codes. Of several configurations of an arm, the one with the most"
+    " seeds. Intervals that overlap do not show that figures are equal."
 )
 CLOCK = "Seconds are clock times: they also depend on what else the machine did."
 
 
 def all_tables(comparison: Comparison) -> list[Table]:
     """The verdicts first, then the details; tables without rows are left out."""
-    details = (controls_table, speed_table, levels_table, runs_table)
-    tables = [verdict_table(comparison), *paper_tables(comparison), *(build(comparison) for build in details)]
+    details = (paper_table, controls_table, speed_table, levels_table, runs_table)
+    tables = [verdict_table(comparison), *(build(comparison) for build in details)]
     return [table for table in tables if table.rows]
 
 
@@ -56,30 +57,32 @@ def all_tables(comparison: Comparison) -> list[Table]:
 
 
 def verdict_table(comparison: Comparison) -> Table:
-    """A row for each arm of each experiment."""
-    measure = comparison.measure
-    columns = ["Arm", "Test", "Best validation", "at epoch"]
-    parts: list[Callable[[ArmResult], list[Cell]]] = [lambda one: _own_cells(one, measure)]
-    if comparison.has_original:
-        columns += ["Against the original", "Speed-up"]
-        parts.append(lambda one: [_lead_cell(one.against_original, measure), _speed_cell(one)])
-    if any(one.against_best_control for one in _arms(comparison)):
-        columns.append("Against the best control")
-        parts.append(lambda one: [_control_cell(one, measure)])
+    """A row for each arm of each experiment; columns that would be empty are left out."""
+    measure, original = comparison.measure, comparison.has_original
+    controls = any(arm.against_best_control for one in comparison.experiments for arm in one.arms)
+    columns: dict[str, Callable[[ArmResult], Cell]] = {"Arm": _name_cell}
+    if original:
+        columns["Against the original"] = lambda one: _lead_cell(one.against_original, measure)
+    if controls:
+        columns["Against the best control"] = lambda one: _control_cell(one, measure)
+    columns["Test"] = lambda one: _test_cell(one, measure)
+    columns["Best validation"] = lambda one: _best_cell(one, measure)
+    columns["at epoch"] = lambda one: Cell(words.number_spread(one.best_epoch), mean(one.best_epoch))
+    if original:
+        columns["Speed-up"] = lambda one: Cell(words.percent(mean(one.speed_up)), mean(one.speed_up))
+
+    def cells(_: ExperimentResult, one: ArmResult) -> list[Cell]:
+        return [cell(one) for cell in columns.values()]
+
     seeds = [SEEDS_NOTE] if comparison.several_seeds else []
-    note = [VERDICT_NOTE.format(unit=_unit(measure)), TASKS_NOTE, *seeds] if comparison.has_original else [TASKS_NOTE]
-    return _by_arm("Verdicts", columns, comparison, lambda _, one: [cell for part in parts for cell in part(one)], note)
+    verdicts = [VERDICT_NOTE.format(unit=_unit(measure))] if original else []
+    return _by_arm("Verdicts", list(columns), comparison, cells, [*verdicts, TASKS_NOTE, *seeds])
 
 
-def _own_cells(one: ArmResult, measure: Measure) -> list[Cell]:
-    best = one.best_val
-    interval = None if best is None else best.interval if len(one.arm.counted) > 1 else _interval_of_best(one)
-    return [
-        _name_cell(one),
-        _test_cell(one, None, measure),
-        Cell(words.level(mean(best), measure, interval), mean(best)),
-        Cell(words.number_spread(one.best_epoch), mean(one.best_epoch)),
-    ]
+def _best_cell(one: ArmResult, measure: Measure) -> Cell:
+    best, counted = one.best_val, one.arm.counted
+    interval = best.interval if best and len(counted) > 1 else counted[0].best_val_interval
+    return Cell(words.level(mean(best), measure, interval), mean(best))
 
 
 def _name_cell(one: ArmResult) -> Cell:
@@ -90,12 +93,6 @@ def _name_cell(one: ArmResult) -> Cell:
     kinds = [mark for run in runs for mark in run.marks]
     marks = tuple(f"{mark}: {kinds.count(mark)}" for mark in dict.fromkeys(kinds))
     return Cell(one.name, one.name, ", ".join(filter(None, (words.count(len(runs), "seed"), done))), marks=marks)
-
-
-def _interval_of_best(one: ArmResult) -> float | None:
-    (run,) = one.arm.counted
-    interval = None if run.best is None else float(run.interval[run.best])
-    return None if interval is None or interval != interval else interval
 
 
 def _lead_cell(lead: Lead | None, measure: Measure, beside: str = "") -> Cell:
@@ -112,12 +109,10 @@ def _control_cell(one: ArmResult, measure: Measure) -> Cell:
     return _lead_cell(lead, measure, lead.reference if lead else "")
 
 
-def _speed_cell(one: ArmResult) -> Cell:
-    return Cell(words.percent(mean(one.speed_up)), mean(one.speed_up))
-
-
-def _arms(comparison: Comparison) -> Iterable[ArmResult]:
-    return (arm for experiment in comparison.experiments for arm in experiment.arms)
+def _test_cell(arm: ArmResult | None, measure: Measure, beside: str = "") -> Cell:
+    if arm is None or arm.test is None:
+        return Cell(words.ABSENT)
+    return Cell(words.tested(arm.test, measure), arm.test.value, beside)
 
 
 def _by_arm(
@@ -233,10 +228,10 @@ def runs_table(comparison: Comparison) -> Table:
     gates = any(one.run.m is not None or one.run.lam is not None for one in comparison.runs.values())
     columns += [f"Last {words.GATE_M}", f"Last {words.GATE_LAM}"] if gates else []
     rows = [
-        _run_cells(one, measure)
+        _run_cells(one.run, measure)
         + (_versus_cells(one.against_original, measure) if against else [])
-        + (_gate_cells(one) if gates else [])
-        + _time_cells(one)
+        + (_gate_cells(one.run) if gates else [])
+        + _time_cells(one.run)
         for one in comparison.runs.values()
     ]
     note = f"Times are of training only. {CLOCK} {TASKS_NOTE}"
@@ -244,13 +239,11 @@ def runs_table(comparison: Comparison) -> Table:
     return Table("Every run", [*columns, "Time of an epoch", "Training time"], rows, note, variants)
 
 
-def _run_cells(one: RunResult, measure: Measure) -> list[Cell]:
-    run = one.run
-    value, interval = (None, None) if run.best is None else (float(run.val[run.best]), float(run.interval[run.best]))
+def _run_cells(run: Run, measure: Measure) -> list[Cell]:
     scores = [run.test.best, run.test.ensemble] if run.test else [None, None]
     return [
         Cell(run.name, run.name, marks=tuple(run.marks)),
-        Cell(words.level(value, measure, None if interval != interval else interval), value),
+        Cell(words.level(run.best_val, measure, run.best_val_interval), run.best_val),
         Cell(words.ABSENT if run.best_epoch is None else str(run.best_epoch), run.best_epoch),
         *(_score_cell(run, score, measure) for score in scores),
     ]
@@ -279,119 +272,45 @@ def bands_text(found: Versus) -> str:
     return f"{found.epochs_apart_better} / {found.epochs_apart_worse}{since}"
 
 
-def _gate_cells(one: RunResult) -> list[Cell]:
-    last = [None if steps is None else float(steps[-1].mean()) for steps in (one.run.m, one.run.lam)]
+def _gate_cells(run: Run) -> list[Cell]:
+    last = (run.final_mean_m, run.final_mean_lam)
     return [Cell(words.ABSENT if value is None else f"{value:.2f}", value) for value in last]
 
 
-def _time_cells(one: RunResult) -> list[Cell]:
-    run = one.run
-    each = float(run.seconds.mean()) if len(run.seconds) else None
-    total = seconds_until(run, int(run.epochs[-1])) if len(run.epochs) else None
-    return [Cell(words.seconds(value), value) for value in (each, total)]
+def _time_cells(run: Run) -> list[Cell]:
+    return [Cell(words.seconds(value), value) for value in (run.seconds_per_epoch, run.train_seconds)]
 
 
 # The paper
 
 
-def paper_tables(comparison: Comparison) -> list[Table]:
-    """The paper's table with our figures, for each shape and inner rate; and every figure beside the paper's."""
-    found: dict[tuple[str, str], list[ExperimentResult]] = {}
-    for one in comparison.experiments:
-        if experiment_of(one.experiment.runs[0].options) and any(arm.test for arm in one.arms):
-            found.setdefault((text_of(one.setting.inner_lr), one.setting.shape), []).append(one)
-    tables = [
-        _accuracy_table(f"{shape}, inner rate {rate}", found[rate, shape], comparison.measure)
-        for rate, shape in sorted(found)
-    ]
-    return [*tables, beside_the_paper(comparison)]
-
-
-def _accuracy_table(what: str, members: list[ExperimentResult], measure: Measure) -> Table:
-    """A row for each method and number of tasks; three columns for each data set."""
-    places = {(one.setting.row, one.setting.data): one for one in members}
-    rows, data = (list(dict.fromkeys(key[place] for key in places)) for place in (0, 1))
-    columns = [f"{name}: {part}" for name in data for part in ("original", "with sharing", "speed-up")]
-    cells = [
-        [_text(row), *(cell for name in data for cell in _pair_cells(places.get((row, name)), measure))] for row in rows
-    ]
-    stores = [
-        f"{row} from the store {text_of(one.setting.dataset)}"
-        for (row, name), one in places.items()
-        if text_of(one.setting.dataset) != name
-    ]
-    chosen = [f"{row} on {name}, {told}" for (row, name), one in places.items() if (told := _chosen(one))]
-    notes = ["Method/tasks in a batch. Test: the ensemble of the best epochs."]
-    notes += [f"{words.listed(stores)}."] if stores else []
-    notes += (
-        [f"Of an arm with several configurations, the one with the most seeds: {'; '.join(chosen)}."] if chosen else []
-    )
-    notes += [PAPER_NOTE] if any(one.paper for one in members) else []
-    return Table(
-        f"The paper's table: test {measure} and speed-up, {what}", ["Method/tasks", *columns], cells, " ".join(notes)
-    )
-
-
-def _chosen(one: ExperimentResult) -> str:
-    """The configuration that is shown, for the arms that have several."""
-    arms = [one.main(arm) for arm in ("original", "shared")]
-    return words.listed([arm.name for arm in arms if arm and arm.name != arm.variant.name])
-
-
-def _pair_cells(one: ExperimentResult | None, measure: Measure) -> list[Cell]:
-    if one is None:
-        return [Cell("")] * 3
-    shared, paper = one.main("shared"), one.paper
-    speed = shared.speed_up if shared else None
-    beside = f"paper {words.percent(paper.speed_up)}" if paper else ""
-    tests = [_test_cell(one.main(arm), paper.of(arm) if paper else None, measure) for arm in ("original", "shared")]
-    return [*tests, Cell(words.percent(mean(speed)), mean(speed), beside)]
-
-
-def _test_cell(arm: ArmResult | None, paper: Figure | None, measure: Measure) -> Cell:
-    test = arm.test if arm else None
-    beside = f"paper {words.level(paper.value, measure, paper.interval)}" if paper else ""
-    return Cell(words.tested(test, measure), test.value if test else None, beside)
-
-
-def beside_the_paper(comparison: Comparison) -> Table:
-    """A row for each figure of the paper's table that we have a figure for."""
-    columns = [
-        "Experiment",
-        "Arm",
-        "Ours",
-        "Paper's",
-        "Difference",
-        "Intervals",
-        "Speed-up",
-        "Paper's",
-        "Trained otherwise",
-    ]
+def paper_table(comparison: Comparison) -> Table:
+    """Our test and speed-up for each experiment of the paper, with the figure that the paper prints below it."""
+    measure = comparison.measure
+    chosen = [one for one in comparison.experiments if experiment_of(one.experiment.runs[0].options)]
     rows = [
-        _beside(one, arm, one.paper, told)
-        for one in comparison.experiments
-        for arm in one.arms
-        if one.paper and (told := one.paper.of(arm.variant.name)) and arm.test
+        [
+            _text(one.setting.title),
+            *(_test_cell(one.main(arm), measure, _printed(one, arm, measure)) for arm in ("original", "shared")),
+            _paper_speed_cell(one),
+            _text("; ".join(one.departures) or "no"),
+        ]
+        for one in chosen
+        if any(arm.test for arm in one.arms)
     ]
-    return Table("Beside the paper", columns, rows, f"Difference: ours minus the paper's, in points. {PAPER_NOTE}")
+    columns = ["Experiment", "Original", "With sharing", "Speed-up", "Trained otherwise"]
+    return Table("Beside the paper", columns, rows, PAPER_NOTE)
 
 
-def _beside(one: ExperimentResult, arm: ArmResult, paper: PaperCell, told: Figure) -> list[Cell]:
-    assert arm.test is not None
-    ours, speed = arm.test, arm.speed_up
-    papers = paper.speed_up if arm.variant.name == "shared" else None
-    difference = ours.value - told.value
-    intervals = words.ABSENT
-    if ours.interval is not None:
-        intervals = "overlap" if abs(difference) <= ours.interval + told.interval else "apart"
-    return [
-        _text(one.setting.title),
-        _text(arm.variant.name),
-        Cell(f"{words.level(ours.value, 'accuracy', ours.interval)} ({ours.over})", ours.value),
-        Cell(words.level(told.value, "accuracy", told.interval), told.value),
-        Cell(words.signed(100 * difference, "accuracy"), difference),
-        _text(intervals),
-        Cell(words.percent_spread(speed), mean(speed)),
-        Cell(words.percent(papers), papers),
-        _text("; ".join(one.departures) or "no"),
-    ]
+def _printed(one: ExperimentResult, name: str, measure: Measure) -> str:
+    """The configuration that is shown, if the arm has several, and the paper's figure."""
+    arm, figure = one.main(name), one.paper.of(name) if one.paper else None
+    which = arm.name if arm and arm.name != name else ""
+    printed = f"paper {words.level(figure.value, measure, figure.interval)}" if figure else ""
+    return ", ".join(filter(None, (which, printed)))
+
+
+def _paper_speed_cell(one: ExperimentResult) -> Cell:
+    shared = one.main("shared")
+    speed = mean(shared.speed_up) if shared else None
+    return Cell(words.percent(speed), speed, f"paper {words.percent(one.paper.speed_up)}" if one.paper else "")

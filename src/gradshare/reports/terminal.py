@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-NAME = 16  # characters of an arm's name in a line
+WIDTH, SHORTEST = 80, 12  # of a table, and of the column of names
 Column = Callable[[ArmResult, Measure], str]
 
 
@@ -28,10 +28,12 @@ def rich_table(comparison: Comparison) -> Group:
     several, measure = len(comparison.experiments) > 1, comparison.measure
     arms = [arm for one in comparison.experiments for arm in one.arms]
     controls = any(arm.against_best_control for arm in arms)
-    columns: dict[str, Column] = {"Arm": _name, "Test": _test, "Best val.": _best}
+    columns: dict[str, Column] = {"Arm": _name}
     columns |= {"Original": _against_original} if comparison.has_original else {}
-    columns |= {"Best control": _against_control} if controls else {"Ep": _epoch}
+    columns |= {"Best control": _against_control} if controls else {}
+    columns |= {"Test": _test, "Best val.": _best} | ({} if controls else {"Ep": _epoch})
     widths = [max(len(name), *(len(cell(arm, measure)) for arm in arms)) for name, cell in columns.items()]
+    widths[0] = min(widths[0], max(SHORTEST, WIDTH - sum(width + 2 for width in widths[1:])))
     parts: list[Text | Table] = []
     for one in comparison.experiments:
         rows = [[cell(arm, measure) for cell in columns.values()] for arm in one.arms]
@@ -80,8 +82,8 @@ def _drawn(columns: list[str], rows: list[list[str]], widths: list[int] | None =
 
     drawn = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for place, name in enumerate(columns):
-        left = name in ("Arm", "Best control")
-        width = min(widths[place], NAME if name == "Arm" else widths[place]) if widths else None
+        left = name in ("Arm", "Original", "Best control")
+        width = widths[place] if widths else None
         drawn.add_column(name, justify="left" if left else "right", overflow="fold", width=width)
     for row in rows:
         drawn.add_row(*(Text(printable(cell)) for cell in row))  # Text: a name such as [red] stays text
@@ -90,8 +92,8 @@ def _drawn(columns: list[str], rows: list[list[str]], widths: list[int] | None =
 
 def _caption(comparison: Comparison) -> str:
     marks = dict.fromkeys(mark for one in comparison.runs.values() for mark in one.run.marks)
-    told = [f"* {' or '.join(marks)}."] if marks else []
+    lines = [f"* {' or '.join(marks)}."] if marks else []
     if comparison.has_original:
         unit = "accuracy points" if comparison.measure == "accuracy" else "units of the loss"
-        told.append(f"Original, best control: the verdict against it, and the mean difference in {unit}.")
-    return " ".join([*told, TASKS_NOTE, *([SEEDS_NOTE] if comparison.several_seeds else [])])
+        lines.append(f"Original, best control: the verdict against it, and the mean difference in {unit}.")
+    return " ".join([*lines, TASKS_NOTE, *([SEEDS_NOTE] if comparison.several_seeds else [])])

@@ -281,6 +281,8 @@ class RunFolder:
 
     def save(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
         """Write a checkpoint."""
+        if not self.exists():
+            raise UserError(f"{self.path} was moved or deleted while its run trained: resume the run where it is now")
         checkpoints.save(self.checkpoint_folder, progress, tensors)
 
     def write_epoch(self, progress: Progress) -> None:

@@ -85,7 +85,7 @@ def make_data(folder: Path) -> Path:
     generator = np.random.default_rng(0)
     entries = [ClassEntry(f"{split}-{i}", split, 6) for split in ("train", "val", "test") for i in range(4)]
     images = generator.integers(0, 256, (len(entries) * 6, 16, 16, 1), dtype=np.uint8)
-    write_store(folder, Index("noise", (16, 16, 1), entries, "none", "made by the chaos suite"), iter(images))
+    write_store(folder, Index("noise", (16, 16, 1), tuple(entries), "none", "made by the chaos suite"), iter(images))
     return folder
 
 
