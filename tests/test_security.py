@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.support.commands import SMALL, call
 
 import gradshare as gs
+from tests.support.commands import SMALL, call
 
 SOURCES = sorted(Path(gs.__file__).parent.rglob("*.py"))
 MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "subprocess", "runpy"}

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.commands import seconds_of_children
 from torch.utils.flop_counter import FlopCounterMode
 
 import gradshare as gs
@@ -40,6 +39,7 @@ from gradshare.bench.roofline import (
 )
 from gradshare.cli import bench as command
 from gradshare.cli.app import main
+from tests.support.commands import seconds_of_children
 
 ROOT = Path(__file__).parents[2]
 TINY = Case(tasks=2, shots=1, queries=2, steps=2, filters=3, image=(1, 16, 16))

@@ -12,6 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from gradshare.cli.app import app
+from gradshare.cli.options import Given
+from gradshare.experiments import estimate
+from gradshare.runs.config import RunConfig
 from tests.support.commands import (
     SMALL,
     call,
@@ -24,11 +29,6 @@ from tests.support.commands import (
     train_here,
     wait_for,
 )
-
-from gradshare.cli.app import app
-from gradshare.cli.options import Given
-from gradshare.experiments import estimate
-from gradshare.runs.config import RunConfig
 
 __all__ = ["SMALL", "command", "gradshare", "seconds_of_children"]  # until all tests have them from tests.support
 

@@ -17,7 +17,6 @@ import pytest
 import torch
 from cyclopts import CycloptsError
 from PIL import Image
-from tests.conftest import write_blobs
 
 import gradshare as gs
 from gradshare.cli.data import data_app
@@ -27,6 +26,7 @@ from gradshare.data import sources
 from gradshare.data.splits import standard_split
 from gradshare.data.store import ClassEntry, Index, read_index, write_store
 from gradshare.errors import UserError
+from tests.conftest import write_blobs
 
 MAIN = """import sys
 from cyclopts import App

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.commands import SMALL, call, epochs_done, mistake, train_here, wait_for
 
 import gradshare as gs
 from gradshare.experiments.grid import planned
+from tests.support.commands import SMALL, call, epochs_done, mistake, train_here, wait_for
 
 OWN = "my_rules:Mine"
 MODULE = """

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.conftest import write_blobs
 
 import gradshare as gs
 from gradshare.data.store import ClassEntry, Index, write_store
 from gradshare.method.episodes import Shape, choose
+from tests.conftest import write_blobs
 
 
 def test_the_same_key_gives_the_same_tasks_and_another_key_others(dataset: gs.Dataset) -> None:

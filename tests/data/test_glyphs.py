@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.support.archives import digest
 
 import gradshare as gs
 from gradshare.data.sources import glyphs
+from tests.support.archives import digest
 
 EVERY_37TH = slice(None, None, 37)  # enough classes to meet every split and most scripts
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tests.support.archives import class_folders, direct, encoded, few, make_folder, make_tar, make_zip, picture
 
 import gradshare as gs
 from gradshare.data import splits
@@ -21,6 +20,7 @@ from gradshare.data.sources import Options, mini_imagenet, pickles
 from gradshare.data.sources.importing import build
 from gradshare.data.store import read_images, read_index
 from gradshare.method import SPLITS
+from tests.support.archives import class_folders, direct, encoded, few, make_folder, make_tar, make_zip, picture
 
 
 @pytest.fixture

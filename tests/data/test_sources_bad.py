@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.archives import class_folders, encoded, few, make_folder, make_tar, make_zip, picture
 
 import gradshare as gs
 from gradshare.data import splits
 from gradshare.data.sources import Options, importing
 from gradshare.data.sources.importing import build
 from gradshare.data.store import Writer, read_images, read_index
+from tests.support.archives import class_folders, encoded, few, make_folder, make_tar, make_zip, picture
 
 GOOD = {"train/a": 3, "val/b": 3, "test/c": 3}
 

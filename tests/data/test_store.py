@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.conftest import write_blobs
-from tests.support.archives import digest
 
 import gradshare as gs
 from gradshare.data.store import ClassEntry, Index, building, read_images, read_index, verify, write_store
+from tests.conftest import write_blobs
+from tests.support.archives import digest
 
 OLD = Path(__file__).parent / "fixtures" / "store"  # written before the data layer was rewritten
 ONE = Index("one", (2, 2, 1), (ClassEntry("a", "train", 1),), "none", "test")

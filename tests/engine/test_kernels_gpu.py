@@ -1,4 +1,7 @@
-"""The kernels at the sizes of the paper, in every precision, recorded and replayed: pytest tests/test_kernels*.py"""
+"""The kernels at the sizes of the paper, in every precision, and as CUDA graphs. Needs a GPU.
+
+On a GPU: pytest tests/engine tests/stress/test_kernels.py
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,19 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from tests.support.kernel_tools import Batch, batch_of, cast, error, needs_gpu, on_kernels, tasks_of, varied
 from torch import Tensor
 
 import gradshare as gs
 from gradshare.engine.conv4.triton import convolution, device
 from gradshare.learners.graphs import GraphedStep
+from tests.support.kernel_tools import Batch, batch_of, cast, error, needs_gpu, on_kernels, tasks_of, varied
 
 pytestmark = needs_gpu
 
 
 @pytest.fixture(autouse=True)
 def true_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch's own convolutions without TF32."""
+    """Turn TF32 off in PyTorch's own convolutions."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
@@ -50,16 +53,17 @@ SIZES = [
 
 @pytest.fixture
 def one_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One size of tiles and few programs, whatever the size of the problem: fewer programs to compile."""
+    """Use one size of tiles and few programs for all sizes: fewer variants to compile."""
     monkeypatch.setattr(convolution, "_tile", lambda x, positions: device.Tile(32, 16, 4, 2))
-    monkeypatch.setattr(device, "processors", lambda place: 8)
+    monkeypatch.setattr(device, "processors", lambda place: 4)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, [size.filters, *size.image, *size[2:]])))
 def test_float32_is_as_good_as_the_general_path(size: Size, one_tile: None) -> None:
-    """Rounding makes max pooling take another element here and there, which moves gradients by far more than rounding
-    itself. That is as likely on either path, so each has several batches of tasks, and the kernels' best has to be
-    about as good as the general path's worst; an error of theirs would be in all batches.
+    """Compare the best batch of the kernels with the worst batch of the general path.
+
+    Rounding can make max pooling take another element, which changes gradients by far more than rounding itself. That
+    is equally likely on both paths. A mistake in the kernels would be in all batches.
     """
     exact, general, fast = (
         gs.maml(model, steps=2, sharing=gs.GradientSharing())
@@ -91,7 +95,7 @@ def cosine(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 @every_precision
 def test_lower_precisions_point_the_same_way(precision: Any) -> None:
-    """After one step: with more of them, roundings that grow from step to step are most of what is left."""
+    """After one inner step: later, the errors that grow from step to step are larger than those of the precision."""
     exact = gs.maml(PAPER.model().double(), steps=1, sharing=gs.GradientSharing()).to("cuda")
     fast = gs.maml(PAPER.model(), steps=1, sharing=gs.GradientSharing()).to("cuda", precision)
     state, episodes = fast.init(0), PAPER.draw(0)
@@ -151,7 +155,7 @@ def test_predictions_and_evaluation_follow_the_general_path(precision: Any) -> N
 
 
 class Drawn:
-    """Tasks from nowhere."""
+    """A source of random tasks."""
 
     def sample(self, split: str, shape: gs.Shape, tasks: int, key: tuple[int, ...]) -> gs.Episodes:
         return PAPER._replace(tasks=tasks).draw(sum(key))

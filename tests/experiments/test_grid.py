@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tests.support.grids import MAML, SHARED, cell_of
 
 from gradshare.errors import UserError
 from gradshare.experiments import display, estimate, grid
 from gradshare.experiments.display import View, counts, status_table
-from gradshare.experiments.grid import Cell, Progress, State, failure_of, planned, read_state
+from gradshare.experiments.grid import Activity, Cell, State, failure_of, planned, read_state
 from gradshare.experiments.presets import preset
 from gradshare.experiments.supervise import train_cell
 from gradshare.runs.config import RunConfig
 from gradshare.runs.records import Epoch
 from gradshare.runs.workers import Interrupted
+from tests.support.grids import MAML, SHARED, cell_of
 
 
 def test_a_grid_remembers_what_was_planned(blobs: Path, tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_cell_says_how_far_it_is(blobs: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Cell, "write", spy)
     assert train_cell(cell) == "done"
     assert {state.status for state in states} == {"running"}
-    assert [state.progress.now for state in states[:5]] == ["1/4", "2/4", "3/4", "4/4", "val 6/6"]
+    assert [state.activity.now for state in states[:5]] == ["1/4", "2/4", "3/4", "4/4", "val 6/6"]
     first, last = states[1], states[-1]
     assert (first.epochs, first.best, len(last.epochs)) == ((), None, 2)
     assert first.epoch_seconds is not None and first.seconds_left == pytest.approx(1.5 * first.epoch_seconds)
@@ -72,7 +72,21 @@ def test_a_cell_says_how_far_it_is(blobs: Path, tmp_path: Path, monkeypatch: pyt
 def test_a_damaged_note_on_progress_stops_no_display(text: str, blobs: Path, tmp_path: Path) -> None:
     cell = cell_of(tmp_path, blobs)
     cell.write("progress.json", text)
-    assert grid._read_progress(cell.note("progress.json")) == Progress()
+    assert grid._read_activity(cell.note("progress.json")) == Activity()
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "timings.jsonl", "diverged.json", "config.json"])
+def test_damaged_files_stop_no_table(name: str, blobs: Path, tmp_path: Path) -> None:
+    cell = cell_of(tmp_path, blobs)
+    cell.folder.mkdir(parents=True)
+    (cell.folder / "config.json").touch()
+    if name == "config.json":
+        (cell.folder / "DONE").touch()  # only then the number of epochs matters
+    (cell.folder / name).write_text('{"epoch"')
+    state = read_state(cell)
+    assert state.status == "failed" and name in state.reason
+    if name.endswith("jsonl"):
+        assert name in grid.read_run(cell.run, 3, Activity()).reason
 
 
 def epoch(number: int, **values: Any) -> Epoch:
@@ -126,7 +140,7 @@ def test_the_live_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 def test_the_table_of_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     states = {
         "a/seed-0": State("done", (epoch(1), epoch(2)), (60.0, 70.0), 2),
-        "b/seed-0": State("running", (epoch(1),), (3.0,), 4, Progress(0.5, "3/6", None)),
+        "b/seed-0": State("running", (epoch(1),), (3.0,), 4, Activity(0.5, "3/6", None)),
         "c/seed-0": State("failed", (), (), 2, reason="\x1b[31m it had to"),
     }
     for width, shows_last in ((80, False), (140, True)):

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.commands import SMALL, call, epochs_done, started, wait_for, worker
-from tests.support.grids import MAML, SHARED, cell_of
 
 from gradshare.experiments import supervise
 from gradshare.experiments.grid import Cell, planned, read_state
@@ -21,6 +19,8 @@ from gradshare.experiments.presets import experiment, preset
 from gradshare.experiments.supervise import Ended, Failure, train_cell
 from gradshare.runs.locks import locked
 from gradshare.runs.workers import Interrupted
+from tests.support.commands import SMALL, call, epochs_done, started, wait_for, worker
+from tests.support.grids import MAML, SHARED, cell_of
 
 METASGD, PLUS = "cub-5shot-5task-metasgd", "cub-5shot-5task-mamlpp"
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.runs import Poisoned, learner
-from tests.support.steps import together
 from torch import Tensor, nn
 
 import gradshare as gs
 from gradshare.learners.outer import adam_tensors
 from gradshare.method.rules import InnerRule
+from tests.support.runs import Poisoned, learner
+from tests.support.steps import together
 
 RULES: dict[str, Callable[[], InnerRule]] = {
     "global": lambda: gs.share_gradients("global"),

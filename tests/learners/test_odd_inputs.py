@@ -410,7 +410,7 @@ def test_trainings_that_cannot_be(dataset: gs.Dataset, tmp_path: Path, options: 
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(gs.UserError, match="device 'cuda' is not there: PyTorch sees no GPU"):
+    with pytest.raises(gs.UserError, match="PyTorch sees no GPU"):
         gs.train(gs.maml(nn.Linear(4, 3)), Source(batch), tmp_path / "run", device="cuda")
 
 

@@ -9,6 +9,10 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+import gradshare as gs
 from tests.support import models, reference
 from tests.support.cases import (
     ALGORITHMS,
@@ -26,10 +30,6 @@ from tests.support.cases import (
     randomised,
 )
 from tests.support.models import CONV4, EXTRAS, QUARTIC, REGRESSION, RELU_NORM, SILU_NORM, TANH_NORM, Model
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-
-import gradshare as gs
 
 # vmap's slow way for an operator without a batching rule is still right, which is all that these tests ask.
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.learners import every_algorithm, gradients, net, randomised, tasks
-from tests.support.steps import alone, together
 from torch import Tensor
 
 import gradshare as gs
 from gradshare.method.sharing import agreement
+from tests.support.learners import every_algorithm, gradients, net, randomised, tasks
+from tests.support.steps import alone, together
 
 every_norm = pytest.mark.parametrize("norm", ["global", "tensor"])
 every_batch = pytest.mark.parametrize("count", [1, 4])

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
+import gradshare as gs
 from tests.support.learners import (
     every_algorithm,
     every_sharing,
@@ -16,9 +19,6 @@ from tests.support.learners import (
     tasks,
 )
 from tests.support.steps import together
-from torch import nn
-
-import gradshare as gs
 
 
 @every_algorithm

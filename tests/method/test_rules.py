@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.rules import Momentum, with_momentum
 from torch import nn
 
 import gradshare as gs
 from gradshare.method.rules import NOTHING, InnerRule, InnerStep, Moved, Rule, stack_memory
 from gradshare.method.variants import ROWS, first_link, variant
+from tests.support.rules import Momentum, with_momentum
 
 OURS: list[Any] = [
     *(first_link(row.name, norm) for row in ROWS if row.rule for norm in ("global", "tensor")),

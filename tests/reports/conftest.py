@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.reports import make_seeds, make_trio
 
 import gradshare.reports.figures
+from tests.support.reports import make_seeds, make_trio
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.support.reports import HOSTILE, make_hostile, make_run
 
 import gradshare.reports.figures
 from gradshare.cli.app import _print_summary
@@ -25,6 +24,7 @@ from gradshare.reports.formats import latex_text
 from gradshare.reports.page import LOADER
 from gradshare.runs.export import Card
 from gradshare.runs.folder import RunFolder
+from tests.support.reports import HOSTILE, make_hostile, make_run
 
 TAGS = {
     *("html", "head", "meta", "title", "style", "body", "main", "header", "section", "h1", "h2", "p", "dl", "dt", "dd"),

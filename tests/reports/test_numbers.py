@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.reports import PAPER, SHARED, Curve, make_grid, make_run, make_trio, outcome
 
 from gradshare.experiments.presets import PRESETS, preset
 from gradshare.reports import Comparison, compare_runs, read_run, read_runs
@@ -18,6 +17,7 @@ from gradshare.reports.formats import summary
 from gradshare.reports.paper import TABLE, departures, experiment_of, paper_cell
 from gradshare.reports.statistics import T_975, Gains, Hit, Spread, Versus, choose_levels, spread
 from gradshare.runs.folder import RunFolder
+from tests.support.reports import PAPER, SHARED, Curve, make_grid, make_run, make_trio, outcome
 
 
 def compared(folder: Path) -> Comparison:

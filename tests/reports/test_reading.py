@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.reports import SHARED, make_run
 
 from gradshare.errors import UserError
 from gradshare.experiments.presets import preset
 from gradshare.reports import compare_runs, read_run, read_runs
 from gradshare.reports.model import group, variant_of
 from gradshare.runs.folder import RunFolder
+from tests.support.reports import SHARED, make_run
 
 
 def test_a_run_is_read(trio: Path) -> None:

@@ -13,7 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from tests.support.reports import ORIGINAL, PAPER, SHARED, make_many, make_run, make_seeds, make_trio, outcome
 
 import gradshare.reports
 from gradshare.errors import UserError
@@ -35,6 +34,7 @@ from gradshare.reports.tables import (
     verdict_table,
 )
 from gradshare.runs.folder import RunFolder
+from tests.support.reports import ORIGINAL, PAPER, SHARED, make_many, make_run, make_seeds, make_trio, outcome
 
 GOLDEN = Path(__file__).parent / "golden" / "report.html"
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.runs import TINY
 
 import gradshare as gs
 from gradshare.engine import backends, choose
@@ -18,6 +17,7 @@ from gradshare.runs.build import build_learner, choice_for, run
 from gradshare.runs.config import RunConfig, original_rate, with_arm
 from gradshare.runs.display import Silent
 from gradshare.runs.folder import RunFolder, find_runs, merge_with_saved
+from tests.support.runs import TINY
 
 OPTIONS: dict[str, Any] = TINY | {"epochs": 1, "iterations": 1, "filters": 3, "steps": 1, "device": "cpu", "threads": 1}
 OWN = "own_rules_of_a_test:Doubled"

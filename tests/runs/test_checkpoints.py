@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors import torch as safetensors
-from tests.support.runs import Unpickled, flip, rewrite, rewrite_tensors
 
 import gradshare as gs
 from gradshare.errors import DamageWarning
@@ -21,6 +20,7 @@ from gradshare.files import write_whole
 from gradshare.runs import checkpoints
 from gradshare.runs.checkpoints import Damaged, Newer
 from gradshare.runs.records import Epoch, Progress, Timing
+from tests.support.runs import Unpickled, flip, rewrite, rewrite_tensors
 
 
 def progress(epoch: int, iteration: int = 0) -> Progress:

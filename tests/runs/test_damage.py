@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors import torch as safetensors
-from tests.support.runs import TINY, StopAt, flip, learner, rewrite, rewrite_tensors, same_run
 
 import gradshare as gs
 from gradshare.errors import DamageWarning, UserError
@@ -22,6 +21,7 @@ from gradshare.runs.display import Silent
 from gradshare.runs.folder import RunFolder
 from gradshare.runs.records import Epoch, Progress
 from gradshare.runs.workers import Interrupted
+from tests.support.runs import TINY, StopAt, flip, learner, rewrite, rewrite_tensors, same_run
 
 LAST = Progress(3).name
 

@@ -1,6 +1,6 @@
 """What is the same to the last bit and what is not, on a CPU; docs/reliability.md says so in words.
 
-On a GPU: tests/engine/test_gpu.py. Several processes: tests/engine/test_distributed.py. Stopped and resumed:
+On a GPU: tests/engine/test_gpu.py. Several processes: tests/engine/test_processes.py. Stopped and resumed:
 tests/runs/test_train.py.
 """
 
@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.runs import same_run
 
 from gradshare.runs.folder import RunFolder
+from tests.support.runs import same_run
 
 TRAIN = """
 import sys

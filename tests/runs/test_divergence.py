@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.runs import TINY, Poisoned, StopAt, learner, same_run
 from torch import Tensor, nn
 
 import gradshare as gs
@@ -19,6 +18,7 @@ from gradshare.runs.divergence import LIMIT, Diverged, saturated
 from gradshare.runs.folder import RunFolder
 from gradshare.runs.records import Divergence, Epoch
 from gradshare.runs.workers import Interrupted
+from tests.support.runs import TINY, Poisoned, StopAt, learner, same_run
 
 TOO_HIGH = 1e20  # an inner rate at which every loss is NaN; batch norm keeps them finite at 1e12
 

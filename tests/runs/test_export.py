@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.support.runs import TINY, Unpickled, flip, learner, rewrite
 from torch import nn
 
 import gradshare as gs
@@ -23,6 +22,7 @@ from gradshare.runs import export
 from gradshare.runs.build import run
 from gradshare.runs.config import Method
 from gradshare.runs.display import Silent
+from tests.support.runs import TINY, Unpickled, flip, learner, rewrite
 
 
 def trained(folder: Path, blobs: Path, method: Method = "maml", arm: str = "shared") -> Path:

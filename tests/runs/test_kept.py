@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import write_blobs
 
 import gradshare as gs
 from gradshare.runs.build import run
 from gradshare.runs.display import Silent
 from gradshare.runs.folder import RunFolder
+from tests.conftest import write_blobs
 
 KEPT = Path(__file__).parent / "kept"
 

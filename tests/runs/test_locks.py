@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.runs import TINY, learner
 
 import gradshare as gs
 from gradshare.runs import locks
 from gradshare.runs.display import Silent
 from gradshare.runs.folder import RunFolder
 from gradshare.runs.locks import FolderLocked, holder, lock_of, locked
+from tests.support.runs import TINY, learner
 
 TAKE = """
 import sys, time
@@ -103,11 +103,14 @@ def test_two_paths_to_one_folder_have_one_lock(tmp_path: Path, monkeypatch: pyte
         assert lock_of(path) == tmp_path / ".run.lock"
 
 
-def test_a_lock_file_of_another_kind(tmp_path: Path) -> None:
+def test_lock_files_of_another_kind(tmp_path: Path) -> None:
     lock_of(tmp_path / "run").write_bytes(b"\xff\x1b[31m")  # damaged, and nobody holds it
     with locked(tmp_path / "run"):
-        lock_of(tmp_path / "run").write_bytes(b"\xff\x1b[31m")
+        (tmp_path / ".run.holder").write_bytes(b"\xff\x1b[31m")
         assert "\x1b" not in str(holder(tmp_path / "run"))
+        (tmp_path / ".run.holder").unlink()
+        assert holder(tmp_path / "run") == "another process"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_where_no_lock_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

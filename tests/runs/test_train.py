@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.runs import TINY, StopAt, learner, same_run
 from torch import nn
 
 import gradshare as gs
@@ -24,6 +23,7 @@ from gradshare.runs import folder as folders
 from gradshare.runs.config import Training
 from gradshare.runs.folder import RunFolder
 from gradshare.runs.workers import HardStop, Interrupted, stop_requests
+from tests.support.runs import TINY, StopAt, learner, same_run
 
 SHORT = TINY | {"epochs": 1, "iterations": 1, "test_tasks": 0}
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.browser import CHROMIUM, Page, browser
-from tests.support.reports import HOSTILE, make_grid, make_hostile, make_many, make_run
 
 import gradshare.reports.figures
 from gradshare.reports import read_runs, write_report
+from tests.support.browser import CHROMIUM, Page, browser
+from tests.support.reports import HOSTILE, make_grid, make_hostile, make_many, make_run
 
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on the PATH")
 RUNS = "[...document.querySelectorAll('table.sortable')].find(one => one.tHead.textContent.startsWith('Run'))"

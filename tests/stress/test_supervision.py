@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.commands import SMALL, epochs_done, gradshare, started, wait_for, worker
-from tests.support.grids import MAML, SHARED
 
 from gradshare.runs.workers import become_worker, stop_requests
+from tests.support.commands import SMALL, epochs_done, gradshare, started, wait_for, worker
+from tests.support.grids import MAML, SHARED
 
 ARMS = ("original", "shared")
 SEED = int(os.environ.get("CHAOS_SEED", time.time_ns() % 10**6))

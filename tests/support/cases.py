@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from tests.support import reference
-from tests.support.models import CONV4, REGRESSION, RELU_NORM, Model
-from tests.support.reference import Method
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import gradshare as gs
+from tests.support import reference
+from tests.support.models import CONV4, REGRESSION, RELU_NORM, Model
+from tests.support.reference import Method
 
 ALGORITHMS = {
     "maml": gs.maml,

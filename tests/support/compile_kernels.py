@@ -1,9 +1,10 @@
-"""Compile for an H200, without one, every program that a meta-iteration launches. Run by test_kernels_compile.py.
+"""Compile for an H200, without one, the programs that a meta-iteration launches.
 
-One meta-iteration runs on the CPU with every launch recorded instead of made; what it computes is left to chance. Then
-each program is compiled as it was launched. Prints a line of JSON for each.
+One meta-iteration runs on the CPU and records every launch instead of executing it; its results are arbitrary. Then
+each program is compiled as it was launched, with --once only the first time. Prints a line of JSON for each.
 
-    python tests/compile_kernels.py tf32 bf16
+    python -m tests.support.compile_kernels tf32 bf16
+    python -m tests.support.compile_kernels bf16 --once
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -64,7 +66,7 @@ def programs() -> dict[str, JITFunction[Any]]:
 
 
 class Recorder:
-    """In the place of a program: keeps how it is launched."""
+    """Replaces a program and records how it is launched."""
 
     def __init__(self, name: str, program: JITFunction[Any], seen: dict[Launch, None]) -> None:
         self.name, self.program, self.seen = name, program, seen
@@ -88,7 +90,7 @@ def type_of(value: Any) -> str:
 
 
 def record(precision: Any) -> list[Launch]:
-    """What one meta-iteration of the paper's network launches."""
+    """Return the launches of one meta-iteration of the paper's network."""
     seen: dict[Launch, None] = {}
     for name, program in programs().items():
         module, _, function = name.partition(".")
@@ -126,7 +128,7 @@ def compiled(asked: Launch) -> dict[str, Any]:
 
 
 def registers(code: bytes) -> dict[str, int]:
-    """Registers, and bytes of them that did not fit, where NVIDIA's tool is there to say so."""
+    """Return the numbers of registers and of spilled bytes, if NVIDIA's tool is installed."""
     tool = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
     if not os.path.exists(tool):
         return {}
@@ -139,17 +141,40 @@ def registers(code: bytes) -> dict[str, int]:
 
 
 def recorded(precision: str) -> list[Launch]:
-    """`record` changes the modules, so it has a process of its own."""
+    """Call `record` in another process, because it changes the modules."""
     with ProcessPoolExecutor(1, get_context("fork")) as pool:
         return pool.submit(record, precision).result()
 
 
 def main() -> None:
-    asked = list(dict.fromkeys(one for precision in sys.argv[1:] for one in recorded(precision)))
+    precisions = [word for word in sys.argv[1:] if word != "--once"]
+    asked = list(dict.fromkeys(one for precision in precisions for one in recorded(precision)))
+    if "--once" in sys.argv:
+        asked = list({one.program: one for one in reversed(asked)}.values())
     with ProcessPoolExecutor(min(8, os.cpu_count() or 1), get_context("fork")) as pool:
         for line in pool.map(compiled, asked):
             print(json.dumps(line), flush=True)
     print(json.dumps({"all": sorted(programs())}))
+
+
+SHARED = 227 * 1024  # bytes of shared memory that a program may use on an H200
+
+
+def check_compiled(*words: str) -> None:
+    """Compile in another process, without the interpreter; every program must fit, and wait for earlier ones."""
+    outside = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    root = Path(__file__).parents[2]
+    outside["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), outside.get("PYTHONPATH", "")]))
+    with tempfile.TemporaryDirectory() as folder:
+        result = subprocess.run(
+            [sys.executable, "-m", "tests.support.compile_kernels", *words],
+            env={**outside, "TRITON_CACHE_DIR": folder}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    *compiled_programs, names = [json.loads(line) for line in result.stdout.splitlines()]
+    assert sorted({program["program"] for program in compiled_programs}) == names["all"]  # every program is launched
+    assert max(program["shared"] for program in compiled_programs) <= SHARED
+    assert all(program["waits"] for program in compiled_programs)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support import formulas
+
 pytest.importorskip("triton", reason="the kernels are written in Triton, which is not installed")
 
 import gradshare as gs
 from gradshare.engine.conv4.triton import convolution, device, first_block
+from gradshare.engine.conv4.triton.convolution import Sums
 from gradshare.engine.conv4.triton.device import Tile
 from gradshare.engine.conv4.triton.packed import TritonConv4
 from gradshare.method.state import flatten
@@ -32,7 +35,7 @@ needs_interpreter = pytest.mark.skipif(
 
 
 def without_checks(patch: pytest.MonkeyPatch) -> None:
-    """The interpreter without its check of every integer operation for overflow, which takes a third of its time."""
+    """Run the interpreter without its check of every integer operation for overflow, a third of its time."""
     if device.INTERPRETED:
         from triton.runtime.interpreter import interpreter_builder
 
@@ -40,7 +43,7 @@ def without_checks(patch: pytest.MonkeyPatch) -> None:
 
 
 def in_few_programs(patch: pytest.MonkeyPatch) -> None:
-    """Large tiles and few programs: the interpreter's time goes with their number, not with their size."""
+    """Use large tiles and few programs: the interpreter's time depends on their number, not on their size."""
     without_checks(patch)
     if device.INTERPRETED:
         patch.setattr(device, "processors", lambda place: 1)
@@ -52,7 +55,7 @@ def in_few_programs(patch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """New memory holds NaN, so that what a kernel forgets to write, or should not read, is seen."""
+    """Fill new memory with NaN, so that a test sees what a kernel does not write, or reads by mistake."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
@@ -62,13 +65,13 @@ def poisoned() -> Iterator[None]:
 
 
 def draw(seed: int, *shape: int, kind: torch.dtype = torch.float32) -> Tensor:
-    """Normal numbers on the device, the same everywhere."""
+    """Normal random numbers on the device, the same on every machine."""
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return values.to(kind).to(DEVICE)
 
 
 def as_weights(values: Tensor) -> Tensor:  # [tasks, rows, columns]
-    """The same as a part of a longer vector for each task, as the kernels get weights; the rest is NaN."""
+    """The same values as a part of a longer vector for each task, as the kernels get weights; the rest is NaN."""
     tasks, size = len(values), values[0].numel()
     flat = values.new_full((tasks, -(-size // 16) * 16 + 32), torch.nan)
     flat[:, 16 : 16 + size] = values.flatten(1)
@@ -76,7 +79,7 @@ def as_weights(values: Tensor) -> Tensor:  # [tasks, rows, columns]
 
 
 def assert_near(found: Tensor, expected: Tensor, tolerance: float, scale: Any = None, what: str = "") -> None:
-    """As a whole and element by element, relative to the size of what is expected, or to `scale` if that is larger."""
+    """Compare norms and elements, relative to the size of the expected values, or to `scale` if that is larger."""
     assert found.shape == expected.shape, f"{what}: {list(found.shape)}, not {list(expected.shape)}"
     assert found.isfinite().all(), f"{what}: not finite"
     exact, least = expected.detach().double(), 0.0 if scale is None else float(scale)
@@ -90,7 +93,7 @@ def assert_near(found: Tensor, expected: Tensor, tolerance: float, scale: Any = 
 
 
 class Batch(NamedTuple):
-    """Results of one batch of tasks, flat."""
+    """Results of one batch of tasks, by flat names."""
 
     loss: Tensor
     losses: Tensor
@@ -108,7 +111,7 @@ def batch_of(learner: gs.Learner, state: gs.MetaState, episodes: gs.Episodes) ->
 
 
 def error(found: Batch, expected: Batch) -> float:
-    """The largest error of any tensor, relative to its own size and a little to that of all."""
+    """The largest error of any tensor, relative to its own size plus a hundredth of the size of all."""
     losses = expected.losses.double()
     worst = [((found.losses.to(losses) - losses).abs().max() / losses.abs().max()).item()]
     for all_found, all_expected in ((found.gradients, expected.gradients), (found.memory, expected.memory)):
@@ -125,7 +128,7 @@ def error(found: Batch, expected: Batch) -> float:
 def tasks_of(
     ways: int, shots: int, queries: int, tasks: int, image: tuple[int, int, int], seed: int = 0
 ) -> gs.Episodes:
-    """Noise about a pattern for each class, in float32."""
+    """Noise around a pattern for each class, in float32."""
     generator = torch.Generator().manual_seed(seed)
     patterns = torch.rand(tasks, ways, *image, generator=generator)
 
@@ -137,7 +140,7 @@ def tasks_of(
 
 
 def varied(state: gs.MetaState, seed: int = 0) -> gs.MetaState:
-    """Weights, gains, m, lambda and rates away from their starts, where nothing is equal to anything else."""
+    """Move weights, gains, m, lambda and rates away from their initial values, so that no two are equal."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in state.trainable().items():
@@ -153,7 +156,7 @@ def cast(state: gs.MetaState, kind: torch.dtype) -> gs.MetaState:
 
 
 def on_kernels(learner: gs.Learner, precision: Any = "float32") -> gs.Learner:
-    """The learner on the kernels; in true float32, which no user can ask for, unless said otherwise."""
+    """The learner on the kernels; by default in true float32, which is not available to users."""
     if precision != "float32":
         return learner.to(DEVICE, precision)
     if device.INTERPRETED:  # where TF32 is float32
@@ -162,3 +165,120 @@ def on_kernels(learner: gs.Learner, precision: Any = "float32") -> gs.Learner:
     network = TritonConv4(learner.module, learner.adapted, learner.rule.any_layout, "float32")  # type: ignore[arg-type]
     learner.__dict__["network"] = network
     return learner
+
+
+class Case(NamedTuple):
+    """A block: its activations, and its channels before and after the convolution."""
+
+    precision: Any
+    tasks: int
+    n: int
+    height: int
+    width: int
+    inputs: int
+    outputs: int
+
+    @property
+    def kind(self) -> torch.dtype:
+        return torch.bfloat16 if self.precision == "bf16" else torch.float32
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCES[self.precision]
+
+    def draw(self, seed: int, channels: int, shrink: int = 1) -> Tensor:
+        """Random activations; with `shrink` 2, pooled ones."""
+        size = (self.height // shrink, self.width // shrink)
+        return draw(seed, self.tasks, self.n, *size, channels, kind=self.kind)
+
+    def weights(self, seed: int, taps: int = 9) -> Tensor:
+        rows = taps * self.inputs
+        return as_weights(draw(seed, self.tasks, rows, self.outputs, kind=self.kind) / rows**0.5)
+
+
+ON_CPU = [
+    Case("float32", 2, 3, 7, 6, 5, 7),
+    Case("float32", 1, 2, 5, 9, 18, 12),
+    Case("float32", 8, 1, 3, 5, 2, 20),
+    Case("float32", 2, 12, 9, 10, 4, 6),
+]
+ON_GPU = [
+    Case("float32", 2, 3, 7, 6, 5, 7),
+    Case("tf32", 3, 7, 21, 19, 48, 48),
+    Case("bf16", 3, 7, 21, 19, 48, 48),
+]
+CASES = ON_GPU if GPU else ON_CPU
+
+
+def name_of(case: Case) -> str:
+    return f"{case.precision}-{case.tasks}x{case.n}x{case.height}x{case.width}-{case.inputs}to{case.outputs}"
+
+
+SUMS = ("none", "moments", "means", "pooled")
+
+
+def check_convolve(case: Case, pairs: int, adjoint: bool, sums: str) -> None:
+    """Result and sums of the convolution of one pair or two, or of their gradients with respect to images."""
+    source, channels = (case.outputs, case.inputs) if adjoint else (case.inputs, case.outputs)
+    x = [case.draw(10 + pair, source) for pair in range(pairs)]
+    w = [case.weights(20 + pair) for pair in range(pairs)]
+    z, code = case.draw(30, channels), (4 * case.draw(31, channels)).abs().clamp(max=7).to(torch.uint8)
+    statistics, count = formulas.statistics(z.double(), EPS).float(), 4 * case.n * case.height * case.width + 3
+    wanted = {
+        "none": None,
+        "moments": Sums.moments(EPS),
+        "means": Sums.means(z, statistics),
+        "pooled": Sums.pooled(z, code, count, SLOPE),
+    }
+    with poisoned():
+        found, summed = convolution.convolve(
+            list(zip(x, w, strict=True)), channels, 9, case.precision, adjoint, wanted[sums]
+        )
+    exact = [(a.double(), b.double()) for a, b in zip(x, w, strict=True)]
+    expected = sum(formulas.towards_images(a, b, 9) if adjoint else formulas.conv(a, b) for a, b in exact)
+    assert isinstance(expected, Tensor) and found.dtype == case.kind
+    assert_near(found, expected, case.tolerance)
+    value, other = found.double(), z.double()  # sums are over the stored result, in float32
+    if sums == "moments":
+        assert_near(summed, formulas.statistics(value, EPS), 1e-5, what="moments")
+    elif sums == "means":
+        y = formulas.normalised(other, statistics.double())
+        assert_near(summed, means_of(value, y), 1e-5, scale=value.abs().mean(), what="means")
+    elif sums == "pooled":
+        a = formulas.activated(value, code, SLOPE)
+        scaled = means_of(a, other) * (case.n * case.height * case.width / count)
+        assert_near(summed, scaled, 1e-5, scale=a.abs().mean() / 4, what="pooled means")
+
+
+def means_of(a: Tensor, y: Tensor) -> Tensor:  # [T, 2, C]
+    return torch.stack([formulas.over_positions(a), formulas.over_positions(a * y)], 1)
+
+
+def check_correlate(case: Case, pairs: int, taps: int, finest: bool) -> None:
+    """The gradient with respect to filters, summed in parts; `finest`: in as many parts as possible."""
+    x = [case.draw(10 + pair, case.inputs) for pair in range(pairs)]
+    g = [case.draw(20 + pair, case.outputs) for pair in range(pairs)]
+    rows, positions = taps * case.inputs, case.n * case.height * case.width
+    parts = convolution.splits(case.tasks, positions, rows, case.precision, DEVICE)
+    if finest:
+        depth = convolution.CORRELATION[case.precision].depth
+        parts = (-(-positions // depth), depth)
+    with_bias = taps == 1
+    wanted = ((16, parts[0], rows * case.outputs), (16 + rows * case.outputs + 5, parts[0], case.outputs))
+    sums = convolution.partial_sums(wanted, case.tasks, wanted[1][0] + case.outputs + 3, DEVICE)
+    with poisoned():
+        buffer = sums.buffer()
+        weights, bias = (buffer[part] for part in sums.slices)
+        both = list(zip(x, g, strict=True))
+        convolution.correlate(both, taps, case.precision, weights, parts, bias if with_bias else None)
+        if not with_bias:
+            bias.fill_(0)
+        found = sums.add(buffer)
+    expected = sum(formulas.towards_filters(a.double(), b.double(), taps) for a, b in both)
+    assert isinstance(expected, Tensor)
+    exact = torch.zeros_like(found, dtype=torch.float64)
+    exact[:, 16 : 16 + rows * case.outputs] = expected.flatten(1)
+    if with_bias:
+        exact[:, wanted[1][0] : wanted[1][0] + case.outputs] = g[0].double().sum((1, 2, 3))
+    assert_near(found, exact, case.tolerance)
+    assert torch.equal(found == 0, exact == 0)  # where nothing is summed

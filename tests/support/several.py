@@ -1,25 +1,32 @@
-"""What the tests of several processes compute, in one process or in each of several.
+"""What the tests of several processes compute, in one process and in each of several, and how the results compare.
 
-Run as `python -m tests.support.several FOLDER`.
+`python -m tests.support.several FOLDER quick` is what each of several processes runs; `every` computes more.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
+import socket
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pytest
 import torch
-from tests.support.rules import with_momentum
 from torch import Tensor, nn
 
 import gradshare as gs
+from gradshare.runs import checkpoints
 from gradshare.runs.evaluate import evaluate
 from gradshare.runs.torchrun import ends_at_once
 from gradshare.runs.workers import Interrupted
+from tests.support.rules import with_momentum
 
 ALGORITHMS: dict[str, Callable[..., gs.Learner]] = {
     "maml": gs.maml,
@@ -43,15 +50,15 @@ SHARING: dict[str, Any] = {
     "conditioned, tensor": gs.GradientSharing("tensor", conditioned=True),
     "sharing, then momentum": with_momentum(),
 }
-FOR_LONG = ("tensor", "memory only, global", "conditioned, global")
+LONG = ("tensor", "memory only, global", "conditioned, global")
 RUN: dict[str, Any] = dict(
     epochs=3, iterations=4, tasks=4, ways=3, queries=3, val_tasks=7, test_tasks=5, eval_batch=2, outer_lr=1e-2
 )
-STOPS = {"train": (1, 2), "val": (0, 3)}  # epoch and iteration of the batch at which one of several is asked to stop
+STOPS = {"train": (1, 2), "val": (0, 3)}  # epoch and iteration of the batch at which one process gets a signal
 
 
 def net() -> nn.Module:
-    """No bias in the convolution: under batch norm its gradient is rounding, which Adam makes large."""
+    """A convolution without bias: before batch norm its gradient is rounding error, which Adam makes large."""
     torch.manual_seed(0)
     layers = nn.Conv2d(1, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3), nn.SiLU(), nn.AvgPool2d(4), nn.Flatten()
     return nn.Sequential(*layers, nn.Linear(48, 3)).double()
@@ -80,7 +87,7 @@ def moved(state: gs.MetaState) -> gs.MetaState:
 
 
 def one_step(learner: gs.Learner, group: gs.Group) -> dict[str, Tensor]:
-    """Loss, meta-gradients and memory of a batch, after another one filled the memory; and what each task scored."""
+    """Loss, meta-gradients, memory and scores of a batch, after another one that filled the memory."""
     learner, state = learner.over(group), moved(learner.init())
     state.memory = learner.outer_loss(state, batch(7)).memory
     adam = gs.optimiser(state, 0.0)
@@ -92,18 +99,18 @@ def one_step(learner: gs.Learner, group: gs.Group) -> dict[str, Tensor]:
     return {**scores, **gradients, **memory}
 
 
-def twenty_steps(learner: gs.Learner, group: gs.Group) -> dict[str, Tensor]:
-    """Everything that training changes, after 20 iterations."""
+def training(learner: gs.Learner, group: gs.Group, iterations: int) -> dict[str, Tensor]:
+    """Everything that training changes, after some iterations."""
     learner, state = learner.over(group), learner.init()
     adam = gs.optimiser(state, 1e-2)
-    for iteration in range(20):
+    for iteration in range(iterations):
         gs.meta_step(learner, state, adam, batch(iteration))
-    group.check_same(state.tensors(), "after 20 iterations")
+    group.check_same(state.tensors(), f"after {iterations} iterations")
     return {name: tensor.detach() for name, tensor in state.tensors().items()}
 
 
 def with_a_diverging_task(group: gs.Group) -> dict[str, Tensor]:
-    """Everything that training changes, after three iterations of which the second has a task that diverges."""
+    """Everything that training changes, after three iterations, where a task of the second one diverges."""
     learner, state = learner_of("maml", "global").over(group), learner_of("maml", "global").init()
     adam, batches, faults = gs.optimiser(state, 1e-2), [batch(number) for number in range(3)], []
     batches[1].support_x[2] = torch.nan
@@ -117,9 +124,9 @@ def with_a_diverging_task(group: gs.Group) -> dict[str, Tensor]:
 
 
 def derivatives(group: gs.Group) -> dict[str, Tensor]:
-    """Of sum_r a_r sum(s^4), where s is the sum over rows of x and processes hold the rows: three orders.
+    """Three orders of derivatives of sum_r a_r sum(s^4), where s is the sum of the rows of x, shared by the processes.
 
-    Each row has a factor a of its own, and each order a vector v that its derivative is multiplied with.
+    Each row has its own factor a. Each derivative is multiplied by its own vector before the next one.
     """
     draw = torch.Generator().manual_seed(3)
     rows = torch.randn(3, 4, 5, generator=draw, dtype=torch.float64)
@@ -134,17 +141,21 @@ def derivatives(group: gs.Group) -> dict[str, Tensor]:
     return found
 
 
-def core(group: gs.Group) -> dict[str, dict[str, Tensor]]:
+def core(group: gs.Group, every: bool) -> dict[str, dict[str, Tensor]]:
+    """Every algorithm with sharing, and every way of sharing with MAML; with `every`, all combinations, and longer."""
     found = {"derivatives": derivatives(group), "a diverging task": with_a_diverging_task(group)}
     for algorithm in ALGORITHMS:
         for sharing in SHARING:
-            found[f"step: {algorithm}, {sharing}"] = one_step(learner_of(algorithm, sharing), group)
-        if "," not in algorithm:
-            found[f"20 steps: {algorithm}"] = twenty_steps(learner_of(algorithm, "global"), group)
-    for sharing in FOR_LONG:
-        found[f"20 steps: {sharing}"] = twenty_steps(learner_of("maml", sharing), group)
+            if every or algorithm == "maml" or sharing == "global":
+                found[f"step: {algorithm}, {sharing}"] = one_step(learner_of(algorithm, sharing), group)
+    iterations = 20 if every else 3
+    for algorithm in [name for name in ALGORITHMS if "," not in name] if every else ["maml++"]:
+        found[f"training: {algorithm}"] = training(learner_of(algorithm, "global"), group, iterations)
+    for sharing in LONG if every else ["memory only, global"]:
+        found[f"training: {sharing}"] = training(learner_of("maml", sharing), group, iterations)
     ours = gs.Conv4(3, filters=3, image=(1, 16, 16)).double()
-    found["20 steps: Conv4"] = twenty_steps(gs.maml(ours, steps=2, sharing=gs.GradientSharing()), group)
+    conv4 = gs.maml(ours, steps=2, sharing=gs.GradientSharing())
+    found["training: Conv4"] = training(conv4, group, iterations)
     return found
 
 
@@ -162,7 +173,7 @@ def evaluation(data: gs.Dataset, group: gs.Group, tasks: int = 7) -> dict[str, T
 
 
 class StopAt:
-    """Asks this process to stop at a moment of the run, or in an evaluation."""
+    """Sends this process a signal to stop at a moment of the run."""
 
     def __init__(self, moment: tuple[int, int]) -> None:
         self.moment = moment
@@ -176,7 +187,7 @@ class StopAt:
 
 
 class Asking:
-    """A data set that asks its process to stop when a certain batch of tasks is drawn."""
+    """A data set that sends its process a signal to stop when a certain batch of tasks is drawn."""
 
     def __init__(self, data: gs.Dataset, split: str) -> None:
         self.data, self.split = data, split
@@ -188,9 +199,9 @@ class Asking:
 
 
 def stopped(data: gs.Dataset, folder: Path, split: str, group: gs.Group) -> str:
-    """Go on with a run until the process that draws a certain batch is asked to stop; what each of them says then."""
+    """Continue a run until the process that draws a certain batch gets a signal; return the message of each process."""
     last = group.rank == group.size - 1
-    asking = Asking(data, split) if last or split == "val" else data  # a batch of validation is drawn by one alone
+    asking = Asking(data, split) if last or split == "val" else data  # only one process draws a batch of validation
     try:
         gs.train(run_learner(), asking, folder, resume=True, group=group, **RUN)
     except Interrupted as stop:
@@ -198,12 +209,153 @@ def stopped(data: gs.Dataset, folder: Path, split: str, group: gs.Group) -> str:
     return "it was not stopped"
 
 
-def main(folder: Path) -> None:
+class Found(NamedTuple):
+    """What one process found, and each of several."""
+
+    one: dict[str, Any]
+    each: list[dict[str, Any]]
+    folder: Path
+    size: int
+
+
+def in_one_process(folder: Path, every: bool) -> dict[str, Any]:
+    """Results of one process; a whole run; and a run that is interrupted, for 2 and for 3 processes to continue."""
+    with float64():
+        data = gs.load_dataset(folder / "blobs")
+        found = {"core": core(gs.Group(), every), "evaluation": evaluation(data, gs.Group())}
+        found["few"] = evaluation(data, gs.Group(), tasks=3)
+        gs.train(run_learner(), data, folder / "whole-1", **RUN)
+        with pytest.raises(Interrupted):
+            gs.train(run_learner(), data, folder / "hopping-2", display=StopAt((0, 3)), **RUN)
+        shutil.copytree(folder / "hopping-2", folder / "hopping-3")
+    return found
+
+
+def in_several(one: dict[str, Any], folder: Path, size: int, every: bool) -> Found:
+    words = ["-m", "tests.support.several", str(folder), "every" if every else "quick"]
+    for code, _, errors in ended(together(size, words)):
+        assert code == 0, errors
+    return Found(one, [torch.load(folder / f"found-{size}-{rank}.pt") for rank in range(size)], folder, size)
+
+
+@contextmanager
+def float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def together(size: int, words: list[str]) -> list[subprocess.Popen[str]]:
+    """Start processes with the environment that torchrun would give them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    root = Path(__file__).parents[2]
+    common = {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")])),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(size),
+        "OMP_NUM_THREADS": "1",
+    }
+    return [
+        subprocess.Popen(
+            [sys.executable, *words],
+            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+
+
+def ended(processes: list[subprocess.Popen[str]], timeout: float = 240) -> list[tuple[int, str, str]]:
+    """Wait for processes; return exit code, output and errors of each."""
+    try:
+        texts = [process.communicate(timeout=timeout) for process in processes]
+        return [(process.returncode, *text) for process, text in zip(processes, texts, strict=True)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def differences(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> list[str]:
+    """What differs by more than 1e-12 of its largest element, or of 1e-6 of the largest of all if that is larger."""
+    assert ours.keys() == theirs.keys()
+    largest = max(tensor.double().abs().max().item() for tensor in theirs.values())
+    found = []
+    for name, tensor in theirs.items():
+        apart = (ours[name].double() - tensor.double()).abs().max().item()
+        if not apart <= 1e-12 * max(tensor.double().abs().max().item(), 1e-6 * largest):
+            found.append(f"{name}: {apart:.1e} apart, largest {tensor.double().abs().max():.1e}")
+    return found
+
+
+def check_core(both: Found) -> None:
+    """Losses, meta-gradients, memories and weights are those of one process, and the same bits in all processes."""
+    assert both.one["core"]["a diverging task"]["faults"].tolist() == [0, 1, 0]
+    for found in both.each:
+        assert found["core"].keys() == both.one["core"].keys()
+        apart = {name: differences(found["core"][name], tensors) for name, tensors in both.one["core"].items()}
+        assert {name: each for name, each in apart.items() if each} == {}
+    for name, tensors in both.each[0]["core"].items():
+        for other in both.each[1:]:
+            assert all(torch.equal(other["core"][name][key], tensor) for key, tensor in tensors.items()), name
+
+
+def check_evaluation(both: Found) -> None:
+    """To the last bit."""
+    for found in both.each:
+        for name in ("evaluation", "few"):
+            for key, tensor in both.one[name].items():
+                assert torch.equal(found[name][key], tensor), (name, key)
+
+
+def check_runs(both: Found) -> None:
+    """A run of several processes is the run of one, also if one process begins it and another one finishes it."""
+    whole, hopping = (both.folder / f"{name}-{both.size}" for name in ("whole", "hopping"))
+    assert {path.name for path in whole.iterdir()} == {path.name for path in (both.folder / "whole-1").iterdir()}
+    assert_same_run(both.folder / "whole-1", whole)
+    for found in both.each:
+        assert [stop.partition(";")[0] for stop in found["stops"]] == [
+            "stopped in epoch 2 after iteration 3",
+            "stopped in epoch 2 after iteration 4",  # in validation
+        ]
+    with float64():
+        gs.train(run_learner(), gs.load_dataset(both.folder / "blobs"), hopping, resume=True, **RUN)
+    assert_same_run(both.folder / "whole-1", hopping)
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Configuration, checkpoints and metrics, to 1e-12."""
+    assert (one / "config.json").read_bytes() == (other / "config.json").read_bytes()
+    for name in {path.name for path in checkpoints.listing(one / "checkpoints")}:
+        paths = [folder / "checkpoints" / name for folder in (one, other)]
+        (progress, tensors), (other_progress, other_tensors) = (checkpoints.load(path) for path in paths)
+        assert differences(other_tensors, tensors) == []
+        ours, theirs = (numbers([line.as_json() for line in each.metrics]) for each in (progress, other_progress))
+        assert ours == pytest.approx(theirs, rel=1e-12)
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, other)]
+    assert numbers(summaries[0]) == pytest.approx(numbers(summaries[1]), rel=1e-12)
+
+
+def numbers(value: Any) -> list[float]:
+    """All numbers of nested dicts and lists, in their order."""
+    if isinstance(value, (dict, list)):
+        return [x for part in (value.values() if isinstance(value, dict) else value) for x in numbers(part)]
+    return [value]
+
+
+def main(folder: Path, every: bool) -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     data = gs.load_dataset(folder / "blobs")
-    with ends_at_once(), gs.processes(timeout=30) as group:
-        found: dict[str, Any] = {"core": core(group), "evaluation": evaluation(data, group)}
+    with ends_at_once(), gs.processes(timeout=60) as group:
+        found: dict[str, Any] = {"core": core(group, every), "evaluation": evaluation(data, group)}
         found["few"] = evaluation(data, group, tasks=3)  # two batches: of three processes one has none
         gs.train(run_learner(), data, folder / f"whole-{group.size}", group=group, **RUN)
         found["stops"] = [stopped(data, folder / f"hopping-{group.size}", split, group) for split in STOPS]
@@ -211,4 +363,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2] == "every")

@@ -75,7 +75,7 @@ def train(
     folder = out or resume
     if folder is None or (out and resume):
         raise UserError("give the run's folder: --out FOLDER for a new run, or --resume FOLDER to go on (one of them)")
-    if variant(options.arm).rate != 1:
+    if out and variant(options.arm).rate != 1:
         raise UserError(f"{options.arm} is an arm of compare; here give --arm original and the --inner-lr you mean")
     command = _Train(options, preset, folder, resume is not None)
     if one_of_several():

@@ -25,7 +25,7 @@ import unicodedata
 import zipfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple, Self, cast
@@ -73,38 +73,39 @@ class Archive:
         self.path, self.name = path, path.name or str(path)
         self._entries, self._limit = entries, limit  # one pass over all entries; bytes that they may claim together
         self._resources = ExitStack()
-        self._members: dict[str, Member] = {}
         self._near = ""  # the last entry met, for messages
 
     def members(self) -> list[Member]:
         """The files in stored order. The first call checks the whole archive."""
-        if not self._members:
-            found: dict[str, Member] = {}
-            with self._errors():
-                for member, _ in self._files():
-                    if member.name in found:
-                        raise self._error(member.name, "is there twice")
-                    found[member.name] = member
-            self._members = found
-        return list(self._members.values())
+        return list(self._by_name.values())
+
+    @cached_property
+    def _by_name(self) -> dict[str, Member]:
+        found: dict[str, Member] = {}
+        with self._errors():
+            for member, _ in self._files():
+                if member.name in found:
+                    raise self._error(member.name, "is there twice")
+                found[member.name] = member
+        return found
 
     def read(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
         """Names and contents of the wanted members, in one pass, in stored order."""
-        left = {self._known(name).name for name in wanted}
-        for name in left:
-            if self._members[name].size > MAX_MEMBER:
-                raise self._error(name, f"has {self._members[name].size:,} bytes, over {MAX_MEMBER:,}")
+        left = {self._known(name) for name in wanted}
+        for member in left:
+            if member.size > MAX_MEMBER:
+                raise self._error(member.name, f"has {member.size:,} bytes, over {MAX_MEMBER:,}")
         with self._errors():
             for member, open_member in self._files():
-                if member.name in left and member == self._members[member.name]:
-                    left.remove(member.name)
+                if member in left:
+                    left.remove(member)
                     with open_member() as stream:
                         content = stream.read(member.size + 1)
                     self._check_size(member, len(content))
                     yield member.name, content
                 if not left:
                     return
-            raise self._error(min(left), "is no longer there")
+            raise self._error(min(left).name, "is no longer there")
 
     def open_stream(self, name: str) -> IO[bytes]:
         """One long member as a file that can seek; it is closed with the archive."""
@@ -128,10 +129,9 @@ class Archive:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def _known(self, name: str) -> Member:
-        self.members()
-        if name not in self._members:
+        if name not in self._by_name:
             raise self._error(name, "is not there")
-        return self._members[name]
+        return self._by_name[name]
 
     @contextmanager
     def _opened(self, member: Member) -> Iterator[IO[bytes]]:
@@ -272,7 +272,7 @@ class _Header(tarfile.TarInfo):
 
 
 def _tar_entries(path: Path) -> Iterator[Entry]:
-    with _decompressed(path) as stream, tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header, bufsize=CHUNK) as tar:
+    with _decompressed(path) as stream, tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as tar:
         while (info := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # tarfile keeps every header
             yield Entry(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from gradshare.errors import printable
-from gradshare.experiments.grid import Cell, Follower, Progress, State, read_state, state_of
+from gradshare.experiments.grid import Activity, Cell, Follower, State, read_run, read_state
 from gradshare.runs.config import Training
 from gradshare.runs.display import epoch_text
 from gradshare.runs.divergence import saturated
@@ -37,7 +37,8 @@ class View:
     def __init__(self, sources: Mapping[str, Callable[[], State]], only: Sequence[Status] = ()) -> None:
         self.sources, self.only = sources, only
         self.states = {name: read() for name, read in sources.items()}
-        self.shown = {name: len(state.epochs) for name, state in self.states.items()}  # epochs that need no line
+        self.shown = {name: len(state.seconds) for name, state in self.states.items()}  # epochs that need no line
+        self.width = max(11, *map(len, sources))
         self.warned: set[str] = set()
         self.changed: set[str] = set()
         self.live: Any = None
@@ -56,9 +57,11 @@ class View:
 
     def __exit__(self, *error: Any) -> None:
         self.next = 0.0
-        self.update(self.sources)
-        if self.live is not None:
-            self.live.__exit__(*error)
+        try:
+            self.update(self.sources)
+        finally:
+            if self.live is not None:
+                self.live.__exit__(*error)
 
     def update(self, names: Iterable[str]) -> None:
         """Show the runs that may have changed; about once a second those of all calls since."""
@@ -81,10 +84,12 @@ class View:
             print(printable(text), flush=True)
 
     def _show_epochs(self, name: str, state: State) -> None:
-        first, self.shown[name] = self.shown[name], len(state.epochs)
-        for epoch, seconds in zip(state.epochs[first:], state.seconds[first:], strict=False):
+        new = list(zip(state.epochs, state.seconds, strict=False))[self.shown[name] :]  # an epoch's time comes last
+        self.shown[name] = min(len(state.epochs), len(state.seconds))
+        for epoch, seconds in new:
             if self.live is None:
-                self.say(f"{name:<11}  epoch {epoch.epoch}/{state.wanted}  {epoch_text(epoch)}  {seconds:.1f} s")
+                place = f"{name:<{self.width}}  epoch {epoch.epoch}/{state.wanted}"
+                self.say(f"{place}  {epoch_text(epoch)}  {seconds:.1f} s")
             found = saturated(epoch)
             if found and name not in self.warned:
                 self.warned.add(name)
@@ -99,13 +104,13 @@ class RunView(View):
     """Shows a run that this process trains; `display` is what training takes."""
 
     def __init__(self, name: str, run: RunFolder, training: Training) -> None:
-        self.progress = Progress()
-        super().__init__({name: lambda: state_of(run, run.status(), training.epochs, self.progress)})
+        self.activity = Activity()
+        super().__init__({name: lambda: read_run(run, training.epochs, self.activity)})
         self.display = Follower(training, self._follow)
 
-    def _follow(self, progress: Progress) -> None:
-        self.progress = progress
-        if not progress.now:  # an epoch is over
+    def _follow(self, activity: Activity) -> None:
+        self.activity = activity
+        if not activity.now:  # an epoch is over
             self.next = 0.0
         self.update(self.sources)
 
@@ -141,7 +146,7 @@ def status_table(states: Mapping[str, State], only: Sequence[Status] = ()) -> Gr
 
 def _row(state: State) -> dict[str, str]:
     return {
-        "State": f"{state.status} {state.progress.now}".rstrip(),
+        "State": f"{state.status} {state.activity.now}".rstrip(),
         "Epoch": f"{len(state.epochs)}/{state.wanted}",
         "Last epoch": epoch_text(state.epochs[-1]) if state.epochs else "–",
         "Best val.": "–" if state.best is None else f"{state.best:.1%}",

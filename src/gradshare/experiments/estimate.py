@@ -1,9 +1,10 @@
 """How long runs will take on this machine.
 
-The real training is timed, on random pixels, for as many of the wanted shapes (method, shots, tasks, ...) as fit into
-`BUDGET` seconds, the smallest first; the rest is scaled by operations from the timed shape that is nearest in size.
-Counted are the images that go through the convolutions: in training 5 for a support image in an inner step to 3 for a
-query image, in evaluation 3 to 2, as timings of the four shapes (1 and 5 shots, 1 and 5 tasks) on a CPU show.
+The real training is timed on random pixels, for as many of the wanted shapes (method, shots, tasks, ...) as fit into
+`BUDGET` seconds, the smallest first. The others are scaled by operations from the timed shape of the nearest size.
+Operations are proportional to the images that go through the convolutions. In training, a support image in an inner
+step counts 5 and a query image 3; in evaluation 3 and 2. These weights fit the timings of four shapes (1 and 5 shots,
+1 and 5 tasks) on a CPU.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ Image = tuple[int, int, int]  # channels, height, width
 Sized = tuple[RunConfig, Image]  # a run to be timed, and the size of its images
 
 
-class Timing(NamedTuple):
-    """What one shape took."""
+class Measured(NamedTuple):
+    """The seconds of one shape."""
 
-    iteration: float  # seconds
-    evaluated_task: float  # seconds
+    iteration: float
+    evaluated_task: float
 
 
 class Stopwatch:
-    """The display of a run: notes when what was done."""
+    """The display of a run: the time of every iteration and of every batch of evaluated tasks."""
 
     def __init__(self) -> None:
         self.iterations: list[tuple[int, float]] = []
@@ -51,24 +52,24 @@ class Stopwatch:
 
     def evaluating(self, split: str, done: int, total: int) -> None:
         if torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # asked for is not done
+            torch.cuda.synchronize()  # a GPU works on after the call
         self.evaluated.append((done, time.monotonic()))
 
     def epoch(self, *_: Any) -> None: ...
 
-    def timing(self) -> Timing:
-        return Timing(_each(self.iterations), _each(self.evaluated))
+    def timing(self) -> Measured:
+        return Measured(_each(self.iterations), _each(self.evaluated))
 
 
 def _each(moments: list[tuple[int, float]]) -> float:
-    """Seconds of one: the quickest, without the first, which also warms up."""
+    """Seconds of one, the fastest of all but the first, which includes the warm-up."""
     return min((end - start) / (after - before) for (before, start), (after, end) in pairwise(moments))
 
 
 def estimates(configs: Iterable[tuple[RunConfig, Image]]) -> list[float]:
-    """Seconds that each run will take on this machine, with the threads that it has."""
+    """Seconds that each run will take on this machine, with the threads of its configuration."""
     wanted = [(config, (_shape(config), image)) for config, image in configs]
-    timed: dict[Sized, Timing] = {}
+    timed: dict[Sized, Measured] = {}
     started = time.monotonic()
     for size in _sizes([size for _, size in wanted]):
         spent = time.monotonic() - started
@@ -79,13 +80,13 @@ def estimates(configs: Iterable[tuple[RunConfig, Image]]) -> list[float]:
 
 
 def _sizes(wanted: list[Sized]) -> list[Sized]:
-    """What to time, the smallest first; and before that one shot of one task, for a quick start."""
+    """The shapes to time, the smallest first. One shot of one task is added, so that the first takes little time."""
     smallest, image = min(wanted, key=lambda size: step_work(*size))
     sizes = {*wanted, (replace(smallest, shots=1, tasks=1), image)}
     return sorted(sizes, key=lambda size: step_work(*size))
 
 
-def _seconds(config: RunConfig, size: Sized, timed: dict[Sized, Timing]) -> float:
+def _seconds(config: RunConfig, size: Sized, timed: dict[Sized, Measured]) -> float:
     image = size[1]
     near = min(timed, key=lambda other: (other != size, abs(math.log(step_work(*other) / step_work(*size)))))
     iteration = timed[near].iteration * step_work(*size) / step_work(*near)
@@ -112,12 +113,12 @@ def step_work(config: RunConfig, image: Image, query_passes: int = 1) -> float:
 
 
 def task_work(config: RunConfig, image: Image) -> float:
-    """Operations of adapting to a task and judging it."""
+    """Operations of adapting to a task and evaluating it."""
     return config.ways * (3 * config.steps * config.shots + 2 * config.queries) * _forward(config, image)
 
 
 def _forward(config: RunConfig, image: Image) -> float:
-    """Multiplications for an image in the four convolutions."""
+    """Multiplications of the four convolutions for one image."""
     channels, height, width = image
     total = 0
     for layer in range(4):
@@ -127,7 +128,7 @@ def _forward(config: RunConfig, image: Image) -> float:
 
 
 def _shape(config: RunConfig) -> RunConfig:
-    """What is timed for a run: the same for all runs whose iterations cost the same."""
+    """What is timed for a run. Runs whose iterations cost the same have the same shape."""
     return replace(
         config, dataset="", arm="shared", norm="global", inner_lr=0.1, outer_lr=1e-3, gradient_clamp=0.0, pixels="unit",
         multi_step_epochs=0, first_order_epochs=0, final_outer_rate=1.0, seed=0, epochs=1, iterations=3, val_tasks=2,
@@ -135,14 +136,14 @@ def _shape(config: RunConfig) -> RunConfig:
     )  # fmt: skip
 
 
-def _time(shape: RunConfig, image: Image) -> Timing:
-    if choice_for(shape).on_gpu:  # quick, and asked for its values every 20 iterations
+def _time(shape: RunConfig, image: Image) -> Measured:
+    if choice_for(shape).on_gpu:  # it is fast, and displays every 20th iteration
         shape = replace(shape, iterations=21, val_tasks=50, eval_batch=25)
     stopwatch = Stopwatch()
     with tempfile.TemporaryDirectory() as folder:
         try:
             run(shape, Path(folder) / "run", False, stopwatch, _random(shape, image))
-        except Interrupted:  # there is nothing to go on with
+        except Interrupted:  # there is nothing worth saving
             raise HardStop from None
     return stopwatch.timing()
 

@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +22,7 @@ from gradshare.experiments.presets import EVERY_ARM, Experiment
 from gradshare.files import parse_json, read_text, record
 from gradshare.method.variants import VARIANTS, variant
 from gradshare.runs.config import RunConfig, Training
-from gradshare.runs.folder import RunFolder
+from gradshare.runs.folder import METRICS, TIMINGS, RunFolder
 from gradshare.runs.records import Epoch, Status
 
 NOTES = ".grid"
@@ -102,20 +103,11 @@ class Cell:
         self.write("plan.json", json.dumps(asdict(self.config), indent=1))
 
     def withdraw(self) -> None:
-        """Take a cell whose run never began out of its grid again."""
+        """Take an arm whose run never began out of its comparison again."""
         if not self.run.exists():
             self.remove_notes("plan.json", "progress.json", "failure.txt")
-            _remove_empty(self.note("plan.json").parent, self.grid)
-
-
-def _remove_empty(folder: Path, until: Path) -> None:
-    """Remove a folder and those above it, up to and with `until`, as far as they are empty."""
-    try:
-        folder.rmdir()
-    except OSError:
-        return
-    if folder != until:
-        _remove_empty(folder.parent, until)
+            with suppress(OSError):  # there are notes of others
+                (self.grid / NOTES).rmdir()
 
 
 def failure_of(run: Path, grid: Path | None = None) -> str:
@@ -145,7 +137,7 @@ def planned(grid: Path) -> list[Cell]:
 
 
 @dataclass(frozen=True)
-class Progress:
+class Activity:
     """What a run does now."""
 
     share: float = 0.0  # of the epoch's iterations
@@ -161,7 +153,7 @@ class State:
     epochs: tuple[Epoch, ...]  # finished
     seconds: tuple[float, ...]  # of each epoch finished, with validation
     wanted: int  # epochs in all
-    progress: Progress = Progress()
+    activity: Activity = Activity()
     reason: str = ""  # why it failed or diverged
 
     @property
@@ -173,36 +165,39 @@ class State:
     def epoch_seconds(self) -> float | None:
         """What an epoch takes: the mean of the newest five."""
         newest = self.seconds[-5:]
-        return sum(newest) / len(newest) if newest else self.progress.epoch_seconds
+        return sum(newest) / len(newest) if newest else self.activity.epoch_seconds
 
     @property
     def seconds_left(self) -> float | None:
         each = self.epoch_seconds
         if each is None or self.status in ("done", "diverged"):
             return None
-        return max(0.0, each * (self.wanted - len(self.epochs) - self.progress.share))
+        return max(0.0, each * (self.wanted - len(self.epochs) - self.activity.share))
 
 
 def read_state(cell: Cell) -> State:
-    """How far a cell is."""
-    status = cell.status
-    progress = _read_progress(cell.note("progress.json")) if status == "running" else Progress()
-    reason = cell.failure if status == "failed" else cell.divergence if status == "diverged" else ""
-    return state_of(cell.run, status, cell.config.epochs, progress, reason)
-
-
-def state_of(run: RunFolder, status: Status, wanted: int, progress: Progress, reason: str = "") -> State:
-    stamps = tuple(_stamp(run.path / name) for name in ("metrics.jsonl", "timings.jsonl"))
-    return State(status, *_lines(run.path, stamps), wanted, progress, reason)
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    """Changes when a file is written anew."""
+    """How far a cell is. A run whose files are damaged counts as failed: a table of many runs goes on."""
     try:
-        found = path.stat()
-    except FileNotFoundError:
-        return 0, 0
-    return found.st_mtime_ns, found.st_size
+        status = cell.status
+        activity = _read_activity(cell.note("progress.json")) if status == "running" else Activity()
+        reason = cell.failure if status == "failed" else cell.divergence if status == "diverged" else ""
+        return State(status, *_lines(cell.folder, _stamps(cell.folder)), cell.config.epochs, activity, reason)
+    except UserError as error:
+        return State("failed", (), (), cell.config.epochs, reason=str(error))
+
+
+def read_run(run: RunFolder, wanted: int, activity: Activity) -> State:
+    """How far a run is that this process trains; training itself repairs or names damaged files."""
+    try:
+        return State(run.status(), *_lines(run.path, _stamps(run.path)), wanted, activity)
+    except UserError as error:
+        return State("stopped", (), (), wanted, activity, str(error))
+
+
+def _stamps(folder: Path) -> tuple[tuple[int, int], ...]:
+    """Changes when a file with a line for each epoch is written anew."""
+    paths = [path for path in (folder / METRICS, folder / TIMINGS) if path.exists()]
+    return tuple((found.st_mtime_ns, found.st_size) for found in map(Path.stat, paths))
 
 
 @lru_cache(maxsize=1024)  # a display reads hundreds of runs every second, and a line is new once in an epoch
@@ -211,11 +206,11 @@ def _lines(folder: Path, stamps: tuple[tuple[int, int], ...]) -> tuple[tuple[Epo
     return tuple(run.epochs()), tuple(timing.train_seconds + timing.val_seconds for timing in run.timings())
 
 
-def _read_progress(path: Path) -> Progress:
+def _read_activity(path: Path) -> Activity:
     try:
-        return record(Progress, parse_json(read_text(path)), str(path))
+        return record(Activity, parse_json(read_text(path)), str(path))
     except (FileNotFoundError, ValueError):  # a display does not stop for a note that is gone again, or damaged
-        return Progress()
+        return Activity()
 
 
 class Follower:
@@ -223,7 +218,7 @@ class Follower:
 
     PAUSE = 0.5  # seconds
 
-    def __init__(self, training: Training, pass_on: Callable[[Progress], None]) -> None:
+    def __init__(self, training: Training, pass_on: Callable[[Activity], None]) -> None:
         self.iterations, self.pass_on = training.iterations, pass_on
         self.began: tuple[int, int, float] | None = None  # epoch, iteration and time of its first iteration seen
         self.epoch_seconds: float | None = None
@@ -247,4 +242,4 @@ class Follower:
     def _pass_on(self, share: float, now: str) -> None:
         if time.monotonic() - self.passed_on >= self.PAUSE:
             self.passed_on = time.monotonic()
-            self.pass_on(Progress(share, now, self.epoch_seconds))
+            self.pass_on(Activity(share, now, self.epoch_seconds))

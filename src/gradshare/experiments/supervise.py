@@ -156,7 +156,7 @@ def train_cell(cell: Cell, allowed: Sequence[str] = ()) -> Outcome:
     if cell.run.holder() is not None:
         return "held"
     cell.remove_notes("failure.txt", "progress.json")  # of an earlier worker
-    follower = Follower(cell.config, lambda progress: cell.write("progress.json", json.dumps(asdict(progress))))
+    follower = Follower(cell.config, lambda activity: cell.write("progress.json", json.dumps(asdict(activity))))
     try:
         run(cell.config, cell.folder, resume=None, display=follower, allowed=allowed)
     except FolderLocked:  # since a moment ago: the notes are the other worker's

@@ -1,7 +1,7 @@
 """Locks: a run folder is trained by one process at a time, on this machine or on another that shares the disk.
 
-The lock of `runs/one` is the file `runs/.one.lock`, held by `filelock` (the system call flock) while the process lives,
-with a line of text that says who holds it. The system frees the lock when the process ends, however it ends. On NFS the
+The lock of `runs/one` is the file `runs/.one.lock`, which `filelock` holds (the system call flock) while the process
+lives; `runs/.one.holder` says who that is. The system frees the lock when the process ends, however it ends. On NFS the
 server keeps it: a machine that crashed or lost its network holds it until the server gives up waiting (NFS 4: about 90
 seconds). Where a disk has no flock, filelock uses the existence of the file instead, and warns: a lock that a dead
 process of another machine left there has to be deleted by hand.
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, SoftFileLock, Timeout
+from filelock import FileLock, Timeout
 
 from gradshare.errors import UserError, printable
 from gradshare.files import tidy
@@ -52,10 +52,10 @@ def _acquire(path: Path) -> FileLock:
     while not path.exists():  # the holder before us removed it while we waited: this lock guards no name
         lock.release()
         lock.acquire(timeout=PATIENCE)
-    try:
-        if not isinstance(lock, SoftFileLock):  # a soft lock has its own text
-            since = time.strftime("%Y-%m-%d %H:%M:%S")
-            path.write_text(f"process {os.getpid()} on {socket.gethostname()}, since {since}\n", encoding="utf-8")
+    try:  # not in the lock file, which filelock before 4.0 empties when another process tries it
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        text = f"process {os.getpid()} on {socket.gethostname()}, since {since}\n"
+        _text_file(path).write_text(text, encoding="utf-8")
     except BaseException:  # such as a full disk
         _release(path, lock)
         raise
@@ -63,7 +63,8 @@ def _acquire(path: Path) -> FileLock:
 
 
 def _release(path: Path, lock: FileLock) -> None:
-    path.unlink(missing_ok=True)  # before the release: afterwards it may be another process's
+    for file in (_text_file(path), path):
+        file.unlink(missing_ok=True)  # before the release: afterwards they may be another process's
     lock.release()
 
 
@@ -88,6 +89,12 @@ def holder(folder: Path) -> str | None:
 
 
 def _text(path: Path) -> str:
+    """Who holds a lock, in words."""
     with suppress(OSError):
-        return printable(path.read_text(encoding="utf-8", errors="replace")[:200].strip()) or "another process"
+        text = _text_file(path).read_text(encoding="utf-8", errors="replace")
+        return printable(text[:200].strip()) or "another process"
     return "another process"
+
+
+def _text_file(path: Path) -> Path:
+    return path.with_suffix(".holder")

@@ -16,13 +16,13 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
+from gradshare.engine.backends import Precision
 from gradshare.engine.conv4.triton import device
 from gradshare.engine.conv4.triton.device import (
     DOT,
     INTERPRETED,
     OVERLAPPED,
     Pair,
-    Precision,
     Tile,
     counters,
     last_to_arrive,

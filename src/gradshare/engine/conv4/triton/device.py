@@ -18,14 +18,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-Precision = Literal["float32", "tf32", "bf16"]
 Pair = tuple[Tensor, Tensor]  # two factors of a product
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # on a CPU, for tests; do not rely on its bfloat16

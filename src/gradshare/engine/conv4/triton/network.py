@@ -28,9 +28,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gradshare.engine.backends import Precision
 from gradshare.engine.conv4.triton import convolution, first_block, head, pooled_norm
 from gradshare.engine.conv4.triton.convolution import Sums, convolve
-from gradshare.engine.conv4.triton.device import Pair, Precision, SideStream
+from gradshare.engine.conv4.triton.device import Pair, SideStream
 from gradshare.engine.conv4.triton.first_block import Moments, Patches
 from gradshare.errors import UserError
 

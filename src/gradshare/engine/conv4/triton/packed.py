@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gradshare.engine.conv4.triton.device import Precision
+from gradshare.engine.backends import Precision
 from gradshare.engine.conv4.triton.first_block import Patches, patches
 from gradshare.engine.conv4.triton.network import Part, Plan, network
 from gradshare.engine.conv4.triton.programs import with_programs

@@ -1,4 +1,4 @@
-"""Conv4's own path on a CPU equals the general one, through both derivatives, and is taken for Conv4 alone."""
+"""The CPU path of Conv4 equals the general path, through both derivatives, and is used for Conv4 alone."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import gradshare as gs
-from gradshare.engine.conv4.cpu import network as folded
 from gradshare.engine.conv4.cpu import pooled_norm
+from gradshare.engine.conv4.cpu.network import fits
 
 METHODS: dict[str, Any] = {
     "maml": gs.maml,
@@ -21,7 +21,7 @@ METHODS: dict[str, Any] = {
 
 
 class SameUnderAnotherName(gs.Conv4):
-    """Takes the general path."""
+    """Runs on the general path."""
 
 
 def outcome(
@@ -53,9 +53,11 @@ def assert_equal(ours: dict[str, Tensor], general: dict[str, Tensor]) -> None:
         assert (ours[name] - value).abs().max() <= 1e-10 * value.abs().max() + 1e-13 * scale, name
 
 
-@pytest.mark.parametrize("gains", ["positive", "some negative", "some zero"])
-@pytest.mark.parametrize("image", [(1, 16, 16), (3, 33, 21)], ids=str)
-@pytest.mark.parametrize("method", METHODS)
+GAINS = ["positive", "some negative", "some zero"]
+CASES = [(method, (1, 16, 16), "some negative") for method in METHODS] + [("maml", (3, 33, 21), g) for g in GAINS]
+
+
+@pytest.mark.parametrize("method, image, gains", CASES)
 def test_equals_the_general_path(method: str, image: tuple[int, int, int], gains: str) -> None:
     assert_equal(*(outcome(kind, method, image, 2, gains) for kind in (gs.Conv4, SameUnderAnotherName)))
 
@@ -67,7 +69,7 @@ def test_a_few_images_at_a_time_give_the_same(elements: int, monkeypatch: pytest
     assert_equal(outcome(gs.Conv4, "maml", (2, 20, 18), 3, "positive"), general)
 
 
-def test_equal_elements_of_a_window_are_told_apart_as_pytorch_does() -> None:
+def test_of_equal_elements_the_first_counts_as_in_pytorch() -> None:
     z = torch.randint(0, 2, (3, 4, 6, 6), dtype=torch.float64, requires_grad=True)
     gain, bias = (torch.tensor(row, dtype=torch.float64, requires_grad=True) for row in ([1.0, 0.5, 2, 3], [0.0] * 4))
     ours = pooled_norm.pooled_norm(z, gain, bias, 1e-5, 0.01)
@@ -82,29 +84,31 @@ def test_equal_elements_of_a_window_are_told_apart_as_pytorch_does() -> None:
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
-def test_a_changed_conv4_takes_the_general_path() -> None:
+def test_a_changed_conv4_uses_the_general_path() -> None:
     x = torch.rand(2, 5, 1, 16, 16)
 
-    def fits(change: Any = lambda model: None) -> bool:
+    def fits_after(change: Any = lambda model: None) -> bool:
         model = gs.Conv4(filters=4, image=(1, 16, 16))
         change(model)
-        return folded.fits(model, x)
+        return fits(model, x)
 
     def set_forward(model: Any) -> None:
         model.head.forward = lambda features: features
 
-    assert fits()
-    assert not fits(lambda model: model.convs[0].register_forward_hook(lambda *_: None))
-    assert not fits(lambda model: nn.utils.parametrizations.weight_norm(model.convs[1]))
-    assert not fits(lambda model: model.norms.__setitem__(0, nn.GroupNorm(2, 4)))
-    assert not fits(lambda model: model.convs.__setitem__(0, nn.Conv2d(1, 4, 3, padding=1, padding_mode="reflect")))
-    assert not fits(lambda model: model.double())
-    assert not fits(set_forward)
-    assert not folded.fits(SameUnderAnotherName(filters=4, image=(1, 16, 16)), x)
+    assert fits_after()
+    assert not fits_after(lambda model: model.convs[0].register_forward_hook(lambda *_: None))
+    assert not fits_after(lambda model: nn.utils.parametrizations.weight_norm(model.convs[1]))
+    assert not fits_after(lambda model: model.norms.__setitem__(0, nn.GroupNorm(2, 4)))
+    assert not fits_after(
+        lambda model: model.convs.__setitem__(0, nn.Conv2d(1, 4, 3, padding=1, padding_mode="reflect"))
+    )
+    assert not fits_after(lambda model: model.double())
+    assert not fits_after(set_forward)
+    assert not fits(SameUnderAnotherName(filters=4, image=(1, 16, 16)), x)
 
 
 def test_every_weight_is_in_the_graph() -> None:
-    """Also a bias before batch norm, which changes nothing: its gradient is zero, not absent."""
+    """Also a bias before batch norm, which has no effect: its gradient is zero, not None."""
     learner = gs.maml(gs.Conv4(ways=3, filters=4, image=(1, 16, 16)), steps=2)
     state, x, y = learner.init(seed=0), torch.rand(2, 3, 1, 16, 16), torch.arange(3).expand(2, 3)
     loss = learner.outer_loss(state, gs.Episodes(x, y, x, y)).loss
