@@ -66,11 +66,14 @@ class GradientSharing(Rule):
         return start_sharing(weights, steps, names)
 
     def update(self, at: InnerStep) -> Moved:
-        gates = agreement_gates(at, self.norm) if self.conditioned else plain_gates(at)
         if at.total is None:
-            return Moved(recall_shared(at, gates))
+            return Moved(recall_shared(at, self.gates(at)))
         running = running_mean(at, normalised_sum(at, self.norm))
-        return Moved(mix(at.gradients, running, gates), remember=remember_shared(at, running))
+        return Moved(mix(at.gradients, running, self.gates(at)), remember=remember_shared(at, running))
+
+    def gates(self, at: InnerStep) -> Weights:
+        """How much of the running mean every task takes."""
+        return agreement_gates(at, self.norm) if self.conditioned else plain_gates(at)
 
 
 def share_gradients(norm: NormScope = "global") -> GradientSharing:
