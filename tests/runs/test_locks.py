@@ -114,6 +114,10 @@ def test_lock_files_of_another_kind(tmp_path: Path) -> None:
 
 
 def test_where_no_lock_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock_of(tmp_path / "odd").mkdir()
+    assert holder(tmp_path / "odd") is None  # who waited for it would wait for ever
+    with pytest.raises(gs.UserError, match=r"cannot lock .*odd"), locked(tmp_path / "odd"):
+        pass
     (tmp_path / "file").touch()
     with pytest.raises(gs.UserError, match=r"cannot lock .*file/\.run\.lock"), locked(tmp_path / "file" / "run"):
         pass

@@ -82,8 +82,10 @@ def holder(folder: Path) -> str | None:
     lock = FileLock(path)
     try:
         lock.acquire(timeout=0)
-    except (Timeout, OSError):  # held; or of another user, and then it cannot be tried
+    except (Timeout, PermissionError):  # held; or of another user, and then it cannot be tried
         return _text(path) if path.exists() else None
+    except OSError:  # not a file, say: `locked` raises an error that names it
+        return None
     lock.release()  # a dead process left the file
     return None
 
