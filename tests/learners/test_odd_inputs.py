@@ -336,7 +336,7 @@ def test_a_shape_may_be_a_plain_tuple(dataset: gs.Dataset) -> None:
     (Source(lambda tasks: batch(1)), "another number of train tasks than asked for: 1, not 3"),
     (Source(lambda tasks: batch(2 * tasks)), "another number of train tasks than asked for: 2, not 1"),
     (Source(lambda tasks: None), "sample returns gs.Episodes, not None"),
-    (Source(lambda tasks: (torch.zeros(2), torch.zeros(2))), "sample returns gs.Episodes, not an instance of tuple"),
+    (Source(lambda tasks: (torch.zeros(2), torch.zeros(2))), "sample returns gs.Episodes, not tuple"),
     ("glyphs", "a data set is .*, not 'glyphs'"), (None, "a data set is .*, not None"),
     (object(), "a data set is .*, not an instance of object"),
 ])  # fmt: skip

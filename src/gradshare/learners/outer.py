@@ -51,7 +51,8 @@ def meta_step(
     """
     check_learner(learner)
     check_state(state)
-    check_number("clamp", 0 if clamp is None else clamp, 0)
+    if clamp:
+        check_number("clamp", clamp, 0)
     if not torch.is_grad_enabled():
         raise UserError("a meta-step needs gradients: call it outside of torch.no_grad() and torch.inference_mode()")
     outcome = learner.outer_loss(state, episodes)

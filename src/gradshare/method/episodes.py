@@ -78,6 +78,17 @@ class TaskSource(Protocol):
         ...
 
 
+def draw(source: TaskSource, split: str, shape: Shape, tasks: int, key: tuple[int, ...]) -> Episodes:
+    """Draw tasks from a source, and check what it returns."""
+    episodes = source.sample(split, shape, tasks, key)
+    if not isinstance(episodes, Episodes):
+        raise UserError(f"the data set's sample returns gs.Episodes, not {type(episodes).__name__}")
+    if episodes.tasks != tasks:
+        found = f"{episodes.tasks}, not {tasks}"
+        raise UserError(f"the data set's sample returned another number of {split} tasks than asked for: {found}")
+    return episodes
+
+
 def task_key(seed: int, split: str, epoch: int = 0, iteration: int = 0) -> tuple[int, ...]:
     """The key of a batch of tasks. Two methods with one seed see the same tasks."""
     if split not in SPLITS:

@@ -13,7 +13,7 @@ from torch import Tensor
 from gradshare.engine.processes import ALONE, Group
 from gradshare.errors import MOST_SEED, UserError, check_whole, short_repr
 from gradshare.learners.learner import Learner, check_learner, check_state, value_or_type
-from gradshare.method.episodes import Episodes, Shape, TaskSource, task_key
+from gradshare.method.episodes import Episodes, Shape, TaskSource, draw, task_key
 from gradshare.method.losses import accuracy
 from gradshare.method.state import MetaState
 
@@ -142,14 +142,3 @@ def whole_shape(shape: Any) -> Shape:
     for name, value in zip(Shape._fields, shape, strict=True):
         check_whole(name, value, 1)
     return Shape(*shape)
-
-
-def draw(dataset: TaskSource, split: str, shape: Shape, tasks: int, key: tuple[int, ...]) -> Episodes:
-    """Draw tasks from a source, and check what it returns."""
-    episodes = dataset.sample(split, shape, tasks, key)
-    if not isinstance(episodes, Episodes):
-        raise UserError(f"the data set's sample returns gs.Episodes, not {value_or_type(episodes)}")
-    if episodes.tasks != tasks:
-        found = f"{episodes.tasks}, not {tasks}"
-        raise UserError(f"the data set's sample returned another number of {split} tasks than asked for: {found}")
-    return episodes
