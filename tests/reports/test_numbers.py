@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -251,3 +252,32 @@ def test_every_preset_finds_its_experiment_and_departs_in_nothing() -> None:
 def test_what_is_not_the_papers_has_no_cell(odd: dict[str, Any]) -> None:
     options = {**asdict(preset("cub-5shot-5task-maml")), **odd} if odd else {}
     assert experiment_of(options) is None and paper_cell(options) is None and departures(options) == []
+
+
+def test_seeds_of_different_length_are_one_arm_and_two_lengths_of_a_seed_are_two(tmp_path: Path) -> None:
+    def arms(folder: Path) -> dict[str, int]:
+        (experiment,) = compare_runs(read_runs(folder)).experiments
+        return {one.name: len(one.arm.runs) for one in experiment.arms}
+
+    for seed, epochs in enumerate((3, 4)):
+        make_run(tmp_path / f"{seed}", "original", [0.3] * epochs, epochs=None, seed=seed)
+        config = json.loads((tmp_path / f"{seed}" / "config.json").read_text())
+        (tmp_path / f"{seed}" / "config.json").write_text(json.dumps({**config, "epochs": epochs}))
+    assert arms(tmp_path) == {"original": 2}
+    shutil.copytree(tmp_path / "0", tmp_path / "longer")
+    config = json.loads((tmp_path / "longer" / "config.json").read_text())
+    (tmp_path / "longer" / "config.json").write_text(json.dumps({**config, "epochs": 9}))
+    assert arms(tmp_path) == {"original, 3 epochs": 1, "original, 4 epochs": 1, "original, 9 epochs": 1}
+
+
+def test_a_speed_up_needs_trainings_that_are_equally_long_or_settled(tmp_path: Path) -> None:
+    def speed_up(folder: Path, *lengths: int) -> float | None:
+        for arm, best, length in zip(("original", "shared"), (6, 3), lengths, strict=True):
+            make_run(folder / arm, arm, [0.5 if epoch == best else 0.3 for epoch in range(1, length + 1)])
+        (experiment,) = compare_runs(read_runs(folder)).experiments
+        found = next(one for one in experiment.arms if one.name == "shared").speed_up
+        return found and found.mean
+
+    assert speed_up(tmp_path / "equal", 10, 10) == 1.0
+    assert speed_up(tmp_path / "unequal", 10, 9) is None
+    assert speed_up(tmp_path / "settled", 31, 28) == 1.0

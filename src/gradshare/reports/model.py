@@ -302,12 +302,13 @@ class Experiment:
 
     @cached_property
     def arms(self) -> list[Arm]:
-        """In the order of the runs."""
+        """In the order of the runs. Seeds that trained for different numbers of epochs belong to one arm."""
         found: dict[str, list[Run]] = {}
         for run in self.runs:
             found.setdefault(_configuration(run), []).append(run)
-        firsts = [runs[0] for runs in found.values()]
-        return [Arm(_name(runs[0], firsts), runs) for runs in found.values()]
+        alike = [part for runs in found.values() for part in _one_run_a_seed(runs)]
+        firsts = [runs[0] for runs in alike]
+        return [Arm(_name(runs[0], firsts), runs) for runs in alike]
 
     def partner(self, run: Run, arm: str) -> Run | None:
         """The run of another arm to compare with: of the same seed, in the same folder, or the only one."""
@@ -347,8 +348,19 @@ def common_measure(runs: list[Run]) -> Measure:
 
 
 def _configuration(run: Run) -> str:
-    kept = {key: value for key, value in run.options.items() if key not in (*MACHINE, "seed")}
+    kept = {key: value for key, value in run.options.items() if key not in (*MACHINE, "seed", "epochs")}
     return text_of({**kept, "arm": run.arm})
+
+
+def _one_run_a_seed(runs: list[Run]) -> list[list[Run]]:
+    """The runs as one list, or by their epochs where a seed has longer and shorter ones."""
+    seeds = [text_of(run.options.get("seed")) for run in runs]
+    if len(set(seeds)) == len(seeds):
+        return [runs]
+    by_epochs: dict[str, list[Run]] = {}
+    for run in runs:
+        by_epochs.setdefault(text_of(run.options.get("epochs")), []).append(run)
+    return list(by_epochs.values())
 
 
 def _name(run: Run, others: list[Run]) -> str:

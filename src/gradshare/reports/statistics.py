@@ -16,6 +16,7 @@ from gradshare.reports.model import Floats, Ints, Measure, Run, common_measure, 
 Verdict = Literal["ahead", "behind", "mixed", "unclear"]
 FEWEST, MOST = 3, 5  # levels to reach
 FINEST_ACCURACY = 0.001
+SETTLED = 25  # epochs without a better validation: a longer training would hardly move the best epoch
 # the 97.5 % quantile of Student's t for 1, 2, ... degrees of freedom, and of the normal distribution
 T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 NORMAL_975 = 1.959964
@@ -32,7 +33,7 @@ class Versus:
     speed_up: float | None
     """(epoch of the reference - epoch of the run) / epoch of the run, each the best one: the paper's formula."""
     equally_long: bool
-    """Whether both trained for as many epochs; if not, the speed-up says little."""
+    """Whether both trained for as many epochs, or SETTLED epochs past their best; if not, the speed-up says little."""
     common_epochs: int
     mean_difference: float | None
     area: float | None
@@ -115,7 +116,7 @@ def versus(run: Run, reference: Run) -> Versus:
     return Versus(
         reference=reference.name,
         speed_up=speed_up(run, reference),
-        equally_long=any_common and bool(run.epochs[-1] == reference.epochs[-1]),
+        equally_long=any_common and (run.last_epoch == reference.last_epoch or (_settled(run) and _settled(reference))),
         common_epochs=len(pair.epochs),
         mean_difference=float(pair.difference.mean()) if any_common else None,
         area=float(pair.difference.sum()) if any_common else None,
@@ -129,6 +130,10 @@ def versus(run: Run, reference: Run) -> Versus:
         level_from_epoch=pair.level_from,
         verdict=pair.verdict(run.measure),
     )
+
+
+def _settled(run: Run) -> bool:
+    return run.last_epoch is not None and run.best_epoch is not None and run.last_epoch - run.best_epoch >= SETTLED
 
 
 def speed_up(run: Run, reference: Run) -> float | None:
