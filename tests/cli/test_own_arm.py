@@ -21,12 +21,17 @@ OWN = "my_rules:Mine"
 MODULE = """
 import gradshare as gs
 
-class Mine:
-    def __init__(self, norm="global"):
-        self.norm = norm
+class Mine:  # name, init and update are all that a rule needs
+    name = "sharing"
 
-    def rule(self):
-        return gs.GradientSharing(self.norm).rule()
+    def __init__(self, norm="global"):
+        self.same = gs.GradientSharing(norm)
+
+    def init(self, weights, steps):
+        return self.same.init(weights, steps)
+
+    def update(self, at: gs.InnerStep) -> gs.Moved:
+        return self.same.update(at)
 """
 SIZES = [*SMALL, "--epochs", "3", "--iterations", "20"]
 MAML = "cub-5shot-5task-maml"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gradshare.engine import backends, vmapped
 from gradshare.engine.backends import Precision
 from gradshare.engine.processes import ALONE, Group
-from gradshare.errors import MOST_SEED, UserError, check_whole
+from gradshare.errors import MOST_SEED, UserError, check_whole, short_repr
 from gradshare.method.adapt import adapt
 from gradshare.method.episodes import Episodes, check_examples
 from gradshare.method.losses import Loss, accuracy, task_losses
@@ -237,3 +237,22 @@ class Learner:
             raise
         except (RuntimeError, IndexError, ValueError) as error:
             raise vmapped.explained(error, "loss") if callable(self.loss) else error from error
+
+
+def check_learner(learner: Any) -> None:
+    if not isinstance(learner, Learner):
+        raise UserError(f"a learner is what gs.maml(model) and its siblings make, not {value_or_type(learner)}")
+
+
+def check_state(state: Any) -> None:
+    if not isinstance(state, MetaState):
+        raise UserError(f"a state is what learner.init() gives, not {value_or_type(state)}")
+
+
+def value_or_type(value: Any) -> str:
+    """A value of the wrong type for a message: itself where that is short, else its type."""
+    return (
+        short_repr(value)
+        if value is None or isinstance(value, str | int | float)
+        else f"an instance of {type(value).__name__}"
+    )

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from gradshare.engine.processes import Group
 from gradshare.errors import UserError, check_number
-from gradshare.learners.arguments import check_learner, check_state
-from gradshare.learners.learner import Learner, Outcome
+from gradshare.learners.learner import Learner, Outcome, check_learner, check_state
 from gradshare.method.episodes import Episodes
 from gradshare.method.state import MetaState, check_fit, flatten, unflatten
 

@@ -12,8 +12,7 @@ import torch
 
 from gradshare.method.rules import InnerStep, Moved, Rule, Tree, Weights
 from gradshare.method.sharing import (
-    NormScope,
-    check_norm,
+    SharingRule,
     mix,
     normalised_sum,
     plain_gates,
@@ -40,18 +39,8 @@ class GateOnly(Rule):
 
 
 @dataclass(frozen=True)
-class BatchOnly(Rule):
+class BatchOnly(SharingRule):
     """Sharing with sig(m) = 1: the concurrent tasks alone. At test, ghat is the last training batch's."""
-
-    norm: NormScope = "global"
-    name: str = field(default="sharing", init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        check_norm(self.norm)
-
-    @property
-    def any_layout(self) -> bool:  # type: ignore[override]
-        return self.norm == "global"
 
     def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
         return start_sharing(weights, steps, ("lam",))
@@ -64,21 +53,11 @@ class BatchOnly(Rule):
 
 
 @dataclass(frozen=True)
-class MemoryOnly(Rule):
+class MemoryOnly(SharingRule):
     """Sharing with ghat_prev alone: earlier tasks, not the concurrent ones.
 
     The memory still takes in each batch afterwards, with sig(m) = 1/2: m gets no gradient, so it is not learned.
     """
-
-    norm: NormScope = "global"
-    name: str = field(default="sharing", init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        check_norm(self.norm)
-
-    @property
-    def any_layout(self) -> bool:  # type: ignore[override]
-        return self.norm == "global"
 
     def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
         return start_sharing(weights, steps, ("lam",))

@@ -17,7 +17,28 @@ TYPICAL = 0.1  # cosine of a task's gradient with the running mean, and its devi
 
 
 @dataclass(frozen=True)
-class GradientSharing(Rule):
+class SharingRule(Rule):
+    """What all ways of sharing a normalised sum have in common.
+
+    Args:
+        norm: what the normalised sum has length one over: `"global"`, all adapted weights together (the literal
+            reading of equation 1), or `"tensor"`, each weight tensor for itself.
+    """
+
+    norm: NormScope = "global"
+    name: str = field(default="sharing", init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.norm not in get_args(NormScope):
+            raise UserError(f"norm is 'global' or 'tensor', not {self.norm!r}")
+
+    @property
+    def any_layout(self) -> bool:  # type: ignore[override]
+        return self.norm == "global"
+
+
+@dataclass(frozen=True)
+class GradientSharing(SharingRule):
     r"""Mix the running mean of the normalised task gradients into every task's step.
 
     With G[t] task t's gradient at inner step k and sig the sigmoid,
@@ -31,8 +52,8 @@ class GradientSharing(Rule):
     ghat stored in training and not each other; before any training there is none, and D[t] = G[t].
 
     Args:
-        norm: what the normalised sum has length one over: `"global"`, all adapted weights together (the literal
-            reading of equation 1), or `"tensor"`, each weight tensor for itself.
+        norm: `"global"`, one norm over all adapted weights together (the literal reading of equation 1), or `"tensor"`,
+            one for each weight tensor.
         conditioned: one step past the paper, whose future work asks for it: a gate for every task, which also depends
             on how well the task's gradient agrees with the running mean of earlier meta-iterations:
 
@@ -48,18 +69,12 @@ class GradientSharing(Rule):
         torch.Size([5])
     """
 
-    norm: NormScope = "global"
     conditioned: bool = False
-    name: str = field(default="sharing", init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_norm(self.norm)
+        super().__post_init__()
         if not isinstance(self.conditioned, bool):
             raise UserError(f"conditioned is True or False, not {self.conditioned!r}")
-
-    @property
-    def any_layout(self) -> bool:  # type: ignore[override]
-        return self.norm == "global"
 
     def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
         names = ("m", "lam", "agreement") if self.conditioned else ("m", "lam")
@@ -84,11 +99,6 @@ def share_gradients(norm: NormScope = "global") -> GradientSharing:
 def share_by_agreement(norm: NormScope = "global") -> GradientSharing:
     """The same as `GradientSharing(norm, conditioned=True)`."""
     return GradientSharing(norm, conditioned=True)
-
-
-def check_norm(norm: NormScope) -> None:
-    if norm not in get_args(NormScope):
-        raise UserError(f"norm is 'global' or 'tensor', not {norm!r}")
 
 
 def start_sharing(weights: Weights, steps: int, names: tuple[str, ...]) -> tuple[Tree, Tree]:

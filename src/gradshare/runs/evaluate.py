@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradshare.engine.processes import ALONE, Group
-from gradshare.errors import MOST_SEED, check_whole
-from gradshare.learners.arguments import all_states, check_learner_and_source, draw, whole_shape
-from gradshare.learners.learner import Learner
+from gradshare.errors import MOST_SEED, UserError, check_whole, short_repr
+from gradshare.learners.learner import Learner, check_learner, check_state, value_or_type
 from gradshare.method.episodes import Episodes, Shape, TaskSource, task_key
 from gradshare.method.losses import accuracy
 from gradshare.method.state import MetaState
@@ -113,3 +113,43 @@ def _join(parts: list[Evaluation], device: torch.device) -> Evaluation:
     losses = [part.losses.to(device) for part in parts]
     accuracies = [part.accuracies.to(device) for part in parts if part.accuracies is not None]
     return Evaluation(torch.cat(losses), torch.cat(accuracies) if accuracies else None)
+
+
+def check_learner_and_source(learner: Any, dataset: Any) -> None:
+    check_learner(learner)
+    if not callable(getattr(dataset, "sample", None)):
+        found = value_or_type(dataset)
+        raise UserError(f"a data set is what gs.load_dataset(name) opens, or has a method sample, not {found}")
+
+
+def all_states(states: MetaState | Iterable[MetaState]) -> list[MetaState]:
+    """One state, or an ensemble of them, as a list."""
+    if isinstance(states, Iterable):
+        ensemble = list(states)
+        if not ensemble:
+            raise UserError("there is no state to evaluate: the list is empty")
+    else:
+        ensemble = [states]
+    for state in ensemble:
+        check_state(state)
+    return ensemble
+
+
+def whole_shape(shape: Any) -> Shape:
+    """Ways, shots and queries, as a `Shape` or a plain tuple has them."""
+    if not isinstance(shape, tuple | list) or len(shape) != len(Shape._fields):
+        raise UserError(f"a shape is (ways, shots, queries), such as gs.Shape(5, 1, 15), not {short_repr(shape)}")
+    for name, value in zip(Shape._fields, shape, strict=True):
+        check_whole(name, value, 1)
+    return Shape(*shape)
+
+
+def draw(dataset: TaskSource, split: str, shape: Shape, tasks: int, key: tuple[int, ...]) -> Episodes:
+    """Draw tasks from a source, and check what it returns."""
+    episodes = dataset.sample(split, shape, tasks, key)
+    if not isinstance(episodes, Episodes):
+        raise UserError(f"the data set's sample returns gs.Episodes, not {value_or_type(episodes)}")
+    if episodes.tasks != tasks:
+        found = f"{episodes.tasks}, not {tasks}"
+        raise UserError(f"the data set's sample returned another number of {split} tasks than asked for: {found}")
+    return episodes

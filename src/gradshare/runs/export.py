@@ -35,8 +35,7 @@ from gradshare.files import (
     writing,
     written_by_newer,
 )
-from gradshare.learners.arguments import check_learner, check_state
-from gradshare.learners.learner import Learner
+from gradshare.learners.learner import Learner, check_learner, check_state
 from gradshare.method.state import MetaState, check_fit
 from gradshare.method.variants import VARIANTS
 from gradshare.runs.build import build_learner

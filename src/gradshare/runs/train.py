@@ -21,7 +21,6 @@ from gradshare.engine.backends import Precision
 from gradshare.engine.choose import Engine, choose
 from gradshare.engine.processes import ALONE, Group, PeerLost
 from gradshare.errors import path_of
-from gradshare.learners.arguments import check_learner_and_source, draw
 from gradshare.learners.graphs import GraphedPrediction, GraphedStep
 from gradshare.learners.learner import Learner, Outcome
 from gradshare.learners.outer import adam_tensors, cosine, meta_step, optimiser, restore_adam, set_rate
@@ -30,7 +29,7 @@ from gradshare.method.state import MetaState, check_fit
 from gradshare.runs.config import Training, check_further_entries, identity
 from gradshare.runs.display import Display, Silent
 from gradshare.runs.divergence import Diverged, Watch
-from gradshare.runs.evaluate import Evaluation, evaluate, finite_mean
+from gradshare.runs.evaluate import Evaluation, check_learner_and_source, draw, evaluate, finite_mean
 from gradshare.runs.folder import RunFolder, next_free
 from gradshare.runs.locks import locked
 from gradshare.runs.records import Divergence, Epoch, Progress, Score, Summary, Test, Timing, best_epochs
