@@ -152,8 +152,8 @@ def _take_up(run: Run, folder: Path, name: Path, whole: bool) -> str:
     if len(name.parts) == 1:
         return _resume(run, folder, name)
     if _loads(run, folder.joinpath(*name.parts[:2]), folder):
-        return "of no weight: the same content"
-    return _resume(run, folder, name) if whole else "refused"
+        return "did not matter: the same content"
+    return _resume(run, folder, name) if whole else "an error named it"
 
 
 def _resume(run: Run, folder: Path, name: Path) -> str:
@@ -165,11 +165,11 @@ def _resume(run: Run, folder: Path, name: Path) -> str:
     ended.must(ended.code == 0, "a damaged file ended the command otherwise than with 2")
     _must_have_the_same_results(run, folder)
     if len(name.parts) == 1:
-        return "of no weight, or made again"
+        return "did not matter, or was rebuilt"
     if name.parts[1] == newest.name:
         ended.must(newest.name in ended.text, "a damaged newest checkpoint was passed over without a word")
-        return "named, and the checkpoint before used"
-    return "not needed, and refused when asked for"
+        return "named, and the checkpoint before was used"
+    return "not needed, and an error named it when asked for"
 
 
 def _loads(run: Run, checkpoint: Path, folder: Path) -> bool:
@@ -190,7 +190,7 @@ def _loads(run: Run, checkpoint: Path, folder: Path) -> bool:
 def _must_name(ended: Ended, name: Path) -> str:
     complaints = [line for line in ended.text.splitlines() if line.startswith("gradshare: ")]
     ended.must(len(complaints) == 1 and name.parts[min(1, len(name.parts) - 1)] in complaints[0], "file not named")
-    return "a clear stop that names it"
+    return "an error named it and ended the command"
 
 
 def _must_have_the_same_results(run: Run, folder: Path) -> None:
