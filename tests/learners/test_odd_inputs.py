@@ -268,7 +268,7 @@ def test_a_run_goes_on_with_its_own_learner(dataset: gs.Dataset, tmp_path: Path)
     ({"steps": 2.5}, "steps is a whole number"), ({"steps": "5"}, "steps is a whole number"),
     ({"steps": 0}, "at least one step"),
     ({"loss": None}, "loss None is not one of"), ({"loss": 3}, "loss 3 is not one of"),
-    ({"sharing": "global"}, "an arm is"), ({"sharing": gs.GradientSharing}, "sharing is"),
+    ({"sharing": "global"}, "one of original"), ({"sharing": gs.GradientSharing}, "sharing is"),
     ({"model": None}, "a torch.nn.Module, not None"),
 ])  # fmt: skip
 @pytest.mark.parametrize("make", [gs.maml, gs.meta_sgd, gs.maml_plus_plus, gs.first_order_maml, gs.anil])

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple, cast
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -210,11 +209,15 @@ class Learner:
         return {name: tensor.to("meta") for name, tensor in self.init().tensors().items()}
 
     def _check(self, state: MetaState) -> None:
-        """Raise an error unless the state fits this learner; a state is checked the first time it comes in."""
-        checked = vars(self).setdefault("_checked", lambda: None)
-        if checked() is not state:
+        """Raise an error unless the state fits this learner. What has been checked is not checked again."""
+        parts = (state.params, state.learned, state.memory)
+        if not all(one is other for one, other in zip(parts, vars(self).get("_checked", (None,) * 3), strict=True)):
             check_fit(self._tensors, state.tensors(), "the state", types=False)
-            vars(self)["_checked"] = ref(state)
+            self.accept(state)
+
+    def accept(self, state: MetaState) -> None:
+        """Take a state as one that fits: `meta_step` has just made its memory."""
+        vars(self)["_checked"] = (state.params, state.learned, state.memory)
 
     def _shared(self, state: MetaState, step: int) -> dict[str, Tensor]:
         """Weights that are not adapted, as they are at one inner step."""

@@ -65,6 +65,7 @@ def meta_step(
         network = name.startswith(("params/", "learned/per_step/"))
         leaf.grad = gradient.clamp(-clamp, clamp) if clamp and network and gradient is not None else gradient
     _take(state, adam, outcome)
+    learner.accept(state)
     return outcome._replace(loss=outcome.loss.detach(), memory=state.memory)
 
 

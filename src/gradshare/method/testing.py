@@ -39,6 +39,7 @@ def check_rule(rule: Any, seed: int = 0) -> None:
         >>> import gradshare as gs
         >>> gs.testing.check_rule(gs.GradientSharing())
     """
+    _require(not isinstance(rule, type), f"it is a class: give an instance, {getattr(rule, '__name__', '')}()")
     rule = rule.rule() if callable(getattr(rule, "rule", None)) else rule
     for part in ("name", "init", "update"):
         _require(hasattr(rule, part), f"a rule has `name`, `init` and `update`: this one has no `{part}`")
@@ -50,24 +51,27 @@ def check_rule(rule: Any, seed: int = 0) -> None:
 def _check_steps(rule: Rule, learned: Tree, memory: Tree, generator: torch.Generator) -> None:
     batch = [_random({name: (TASKS, *shape) for name, shape in SHAPES.items()}, generator) for _ in range(2 * STEPS)]
     steps = list(zip(batch[:STEPS], batch[STEPS:], strict=True))  # gradients and weights of every step
-    twins = [tuple(_tasks(part, [0, 1, 0, 1]) for part in step) for step in steps]
     half = [tuple(_tasks(part, [0, 1]) for part in step) for step in steps]
     reverse = list(range(TASKS))[::-1]
 
-    whole = _run(rule, learned, memory, steps, sum_of_tasks)
+    totals: list[Weights] = []  # of the whole batch, in the order of the calls
+
+    def recorded(gradients: Weights) -> Weights:
+        totals.append(sum_of_tasks(gradients))
+        return totals[-1]
+
+    whole = _run(rule, learned, memory, steps, recorded)
     _same(whole, _run(rule, learned, memory, steps, sum_of_tasks), "two calls with the same arguments differ: a rule"
           " keeps nothing on itself, draws no random numbers and changes none of its arguments")  # fmt: skip
     turned = _run(rule, learned, memory, [tuple(_tasks(p, reverse) for p in step) for step in steps], sum_of_tasks)
     _same(_directions(whole, reverse), _directions(turned), "the order of the tasks changes their directions")
 
-    def doubled(gradients: Weights) -> Weights:
-        return {name: 2 * part for name, part in sum_of_tasks(gradients).items()}
-
-    together = _run(rule, learned, memory, twins, sum_of_tasks)
-    apart = _run(rule, learned, memory, half, doubled)
-    advice = "with half of the batch in another process: sum over tasks by `at.total` alone, never by `.sum(0)`"
-    _same(_directions(together, [0, 1]), _directions(apart), f"the directions differ {advice}")
-    _same([m.remember for m in together], [m.remember for m in apart], f"what it remembers differs {advice}")
+    # A process with half of the tasks gets the sums of the whole batch, and sees nothing else of the other half.
+    replayed = iter(totals)
+    apart = _run(rule, learned, memory, half, lambda gradients: next(replayed))
+    advice = "with half of the batch in another process: combine tasks by `at.total` alone, not by `.mean(0)`"
+    _same(_directions(whole, [0, 1]), _directions(apart), f"the directions differ {advice}")
+    _same([m.remember for m in whole], [m.remember for m in apart], f"what it remembers differs {advice}")
 
     test = _run(rule, learned, memory, steps, None)
     for task in range(TASKS):
@@ -112,6 +116,11 @@ def _check_direction(direction: Weights, gradients: Weights) -> None:
         f"the direction is a dict with the names of the gradients: {', '.join(gradients)}",
     )
     for name, own in gradients.items():
+        _require(
+            isinstance(direction[name], Tensor) and direction[name].dtype == own.dtype,
+            f"the direction of {name} is not a tensor of the gradients' type, {own.dtype}",
+        )
+        _require(direction[name].isfinite().all().item() is True, f"the direction of {name} is not finite")
         _require(
             direction[name].shape == own.shape,
             f"the direction of {name} has shape {list(direction[name].shape)}, and its gradients have"

@@ -99,7 +99,8 @@ def variant(name: str) -> Variant:
         return VARIANTS[name]
     if isinstance(name, str) and OWN.fullmatch(name):
         return Variant(name, name, f"the rule {name}")
-    raise UserError(f"an arm is one of {', '.join(VARIANTS)}, or package.module:Class, not {short_repr(name)}")
+    known = f"one of {', '.join(VARIANTS)}, or package.module:Class"
+    raise UserError(f"a way of sharing (sharing=, --arm) is {known}, not {short_repr(name)}")
 
 
 def first_link(name: str, norm: str = "global", allowed: Container[str] = ()) -> Any:

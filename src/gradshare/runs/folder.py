@@ -313,7 +313,7 @@ class RunFolder:
         """The content of a JSON file; None if there is no such file."""
         try:
             return read_json(self.path / name)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def _lines(self, name: str, kind: type[Line]) -> list[Line]:
@@ -321,7 +321,7 @@ class RunFolder:
         path = self.path / name
         try:
             lines = read_text(path).splitlines()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         return list(_parse_lines(path, kind, lines))
 

@@ -28,6 +28,10 @@ class Epoch:
     lam: tuple[float, ...] | None = None
     agreement: tuple[float, ...] | None = None  # of conditioned sharing
 
+    def __getitem__(self, name: str) -> Any:
+        """`line["val_accuracy"]`: displays of users got a dict before version 0.2."""
+        return vars(self)[name]
+
     def as_json(self) -> dict[str, Any]:
         """The line as a JSON object, with lists."""
         found = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}

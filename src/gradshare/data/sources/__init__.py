@@ -109,7 +109,7 @@ def missing(name: str) -> UserError:
 
     if Path(name).exists():
         return UserError(f"{name} is not a data set: it has no index.json")
-    text = f"there is no data set '{name}': it is neither a folder, nor in {data_folder()}, nor built in"
+    text = f"there is no data set '{name}': it is neither a folder, nor in {data_folder()}, nor built in (glyphs)"
     kind, _, transform = name.partition("-")
     if kind in PUBLISHED and transform in ("", "crop", "resize"):
         chosen = f" --transform {transform}" if transform else ""
