@@ -106,6 +106,14 @@ def test_choosing_is_what_a_full_sort_gives() -> None:
     assert np.array_equal(found[0], classes) and np.array_equal(found[1], order.argsort(-1)[..., :5])
 
 
+def test_choosing_from_very_large_classes_takes_little_memory() -> None:
+    counts, shape = np.array([3_000_000_000, 20, 2_000_000]), Shape(2, 1, 15)
+    classes, rows = choose(counts, shape, 50, (5, 6))
+    assert rows.shape == (50, 2, 16) and set(classes.ravel()) == {0, 1, 2}
+    assert all(len(set(own)) == 16 for task in rows.tolist() for own in task)
+    assert (rows < counts[classes][..., None]).all() and rows.min() >= 0 and rows.max() > 1_000_000_000
+
+
 @pytest.mark.parametrize(
     ("splits", "expected"),
     [
@@ -329,16 +337,21 @@ NAN = np.where(np.arange(200) == 3, np.nan, 1.0)
     [
         (lambda: gs.tasks(X), "y is missing"),
         (lambda: gs.tasks(X, Y[:199]), "y has 199 entries and x 200 examples"),
-        (lambda: gs.tasks(X, X), r"y has one label an example, \[examples\], not \[200, 2\]"),
+        (lambda: gs.tasks(X, X), r"y has one entry an example, \[examples\], not \[200, 2\]"),
         (lambda: gs.tasks((X, X[:100]), Y), r"same number of examples, at least 1, not \[100, 200\]"),
         (lambda: gs.tasks(X[:0], Y[:0]), "at least 1"),
-        (lambda: gs.tasks([["a", "b"]] * 200, Y), "x holds numbers"),
-        (lambda: gs.tasks([[1.0], [1.0, 2.0]], [0, 1]), "x is not an array"),
+        (lambda: gs.tasks([["a", "b"]] * 200, Y), "x is an array of numbers"),
+        (lambda: gs.tasks([[1.0], [1.0, 2.0]], [0, 1]), "x is an array of numbers.*inhomogeneous"),
         (lambda: gs.tasks(X, X[:, 1] + 0.5), "for real-valued targets give groups="),
         (lambda: gs.tasks(X, NAN), "not whole, or NaN"),
         (lambda: gs.tasks(X, NAN, groups=Y), "y holds NaN"),
+        (lambda: gs.tasks(X, torch.from_numpy(NAN), groups=Y), "y holds NaN"),
+        (lambda: gs.tasks(X, np.where(Y == 3, -100, Y), groups=Y), "y holds -100"),
+        (lambda: gs.tasks(torch.eye(200).to_sparse(), Y), "x is a dense tensor, not torch.sparse_coo"),
+        (lambda: gs.tasks([torch.ones(2), torch.ones(3)], [0, 1]), "each example of x must be a tensor"),
+        (lambda: gs.tasks(3.0, 1), "x is an array of numbers"),
         (lambda: gs.tasks(X, Y, groups=Y[:3]), "groups has 3 entries"),
-        (lambda: gs.tasks(X, [None, *["a"] * 199]), "y has no label for example 0: it is None"),
+        (lambda: gs.tasks(X, [None, *["a"] * 199]), "y has nothing for example 0: it is None"),
         (lambda: gs.tasks(X, Y, by="classes"), "by is 'class' or 'example', not 'classes'"),
         (lambda: gs.tasks(X, Y, seed=-1), "seed is -1"),
         (lambda: gs.tasks(X, Y, splits=(0.5, 0.5)), "splits is three numbers"),
@@ -354,16 +367,16 @@ NAN = np.where(np.arange(200) == 3, np.nan, 1.0)
         (lambda: gs.tasks(X, Y, splits={"train": [1]}, by="example"), "by='example' puts all classes"),
         (lambda: gs.tasks(X, Y, splits=(15, 5, 1), by="example"), "asks for 21 examples of 0; there are 20"),
         (lambda: gs.tasks(Endless()), "IterableDataset"),
-        (lambda: gs.tasks(Triples(X, Y)), r"is a pair \(x, y\); number 0 is a tuple of 3"),
-        (lambda: draw(gs.tasks(Texts(X, Y))), "tensors, arrays or numbers of one size, not a str"),
+        (lambda: gs.tasks(Triples(X, Y)), r"is a pair \(x, y\); number 0 is tuple of 3"),
+        (lambda: draw(gs.tasks(Texts(X, Y))), "a tensor, an array or a number, all of one size, not str"),
         (lambda: draw(gs.tasks(X, Y), "training"), "a split is one of train, val, test, not 'training'"),
         (lambda: draw(gs.tasks(X, Y), shape=(7, 1, 1)), "7-way tasks need 7 classes; the train split has 6"),
         (lambda: draw(gs.tasks(X, Y), shape=(2, 0, 1)), "shots is 0"),
-        (lambda: draw(gs.tasks(X, Y, splits=(10, 0, 0)), "val"), "the val split has no classes.*val_tasks=0"),
-        (lambda: draw(gs.tasks(X, Y, splits=(0, 5, 5))), "the train split has no classes: give it some by splits=$"),
+        (lambda: draw(gs.tasks(X, Y, splits=(10, 0, 0)), "val"), "the val split has no classes; val_tasks=0 trains"),
+        (lambda: draw(gs.tasks(X, Y, splits=(0, 5, 5))), "the train split has no classes$"),
         (
             lambda: draw(gs.tasks(X[:196], Y[:196], splits=(10, 0, 0)), shape=(5, 5, 15)),
-            r"20 examples; 4 of the 10 classes of the train split have fewer: 6 \(19\), 7 \(19\), 8 \(19\), \.\.\.",
+            r"needs 20 examples of a class; 4 of the 10 classes of the train .*: 6 \(19\), 7 \(19\), 8 \(19\), \.\.\.",
         ),
         (
             lambda: draw(gs.tasks(X, Y, groups=["a"] * 3 + ["b"] * 197, splits=(2, 0, 0))),

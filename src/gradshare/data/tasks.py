@@ -1,7 +1,6 @@
 """Tasks from labelled data: arrays, tensors or a PyTorch `Dataset` become a source of tasks for `gs.train`.
 
-A task is drawn from *units*: classes, or with `groups=` one group. Each split has its units, and the rows of the
-examples of each. A draw chooses units and rows by the same code as `gs.Dataset`, and then takes these rows alone.
+Rows are drawn by the same code as those of a store, in `gradshare.data.drawing`. Then these rows alone are taken.
 """
 
 from __future__ import annotations
@@ -20,13 +19,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
+from gradshare.data.drawing import PLURALS, Kind, SplitRows, Units, split_rows
 from gradshare.errors import MOST_SEED, UserError, check_whole, short_repr
 from gradshare.method import SPLITS
-from gradshare.method.episodes import Episodes, Shape, choose
+from gradshare.method.episodes import Episodes, Shape
 
 By = Literal["class", "example"]
 Part = NDArray[Any] | Tensor
 Device = torch.device | str
+IGNORED = -100  # a label that PyTorch's cross-entropy leaves out
 QUIET, EVERY = 2.0, 10.0  # seconds of reading labels before the first line of progress, and between lines
 
 
@@ -72,11 +73,14 @@ def tasks(
     check_whole("seed", seed, 0, MOST_SEED)
     if by not in ("class", "example"):
         raise UserError(f"by is 'class' or 'example', not {short_repr(by)}")
+    if isinstance(x, TensorDataset) and len(x.tensors) == 2:
+        x, y = x.tensors[0], x.tensors[1] if y is None else y
     examples = _examples(x, y, labels_needed=groups is None)
-    values, kind = (_labels(x, y), "label") if groups is None else (groups, "group")
-    units = _units(values, kind, len(examples))
+    kind: Kind = "class" if groups is None else "group"
+    coded = _coded(_labels(x, y), "y", len(examples)) if groups is None else _coded(groups, "groups", len(examples))
     divide = _divide_units if by == "class" else _divide_examples
-    return Tasks(examples, divide(units, splits, np.random.default_rng(seed)), units)
+    parts = divide(coded, splits, np.random.default_rng(seed), PLURALS[kind])
+    return Tasks(examples, Units(kind, coded.names, dict(zip(SPLITS, parts, strict=True))))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -84,55 +88,33 @@ class Tasks:
     """A source of tasks. `gs.tasks` makes one."""
 
     _examples: _Examples
-    _splits: dict[str, _SplitRows]
-    _units: _Units
+    _units: Units
 
     @property
     def names(self) -> dict[str, list[Any]]:
         """The classes, or groups, of each split."""
-        return {split: [self._units.names[unit] for unit in own.units] for split, own in self._splits.items()}
+        return {split: [self._units.names[unit] for unit in own.units] for split, own in self._units.splits.items()}
 
     def __repr__(self) -> str:
-        counts = ", ".join(f"{split} {len(own.units)}" for split, own in self._splits.items())
-        return f"gs.tasks({self._examples}, {len(self._units.names)} {self._units.plural}: {counts})"
+        units = self._units
+        return f"gs.tasks({self._examples}, {len(units.names)} {units.plural}: {units.counts()})"
 
     def to(self, device: Device) -> Tasks:
         """Hold the examples on a device, and draw there. Those of a PyTorch `Dataset` stay where it reads them."""
-        return Tasks(self._examples.to(device), self._splits, self._units)
+        return Tasks(self._examples.to(device), self._units)
 
     def check(self, split: str, shape: Shape) -> None:
         """Raise an error, with the numbers, if the split cannot give such tasks."""
-        if split not in SPLITS:
-            raise UserError(f"a split is one of {', '.join(SPLITS)}, not {short_repr(split)}")
-        for name, value in zip(Shape._fields, shape, strict=True):
-            check_whole(name, value, 1)
-        own, plural = self._splits[split], self._units.plural
-        if len(own.units) == 0:
-            without = f", or train with {split}_tasks=0" if split != "train" else ""
-            raise UserError(f"the {split} split has no {plural}: give it some by splits={without}")
-        if self._units.kind == "label" and len(own.units) < shape.ways:
-            found = f"the {split} split has {len(own.units)}: take fewer ways, or other splits"
-            raise UserError(f"{shape.ways}-way tasks need {shape.ways} classes; {found}")
-        short = np.flatnonzero(own.counts < shape.shots + shape.queries)
-        if len(short):
-            names = [f"{self._units.names[own.units[n]]!r} ({own.counts[n]})" for n in short[:3]]
-            raise UserError(
-                f"{shape.shots} shots and {shape.queries} queries need {shape.shots + shape.queries} examples;"
-                f" {len(short)} of the {len(own.units)} {plural} of the {split} split have fewer: {', '.join(names)}"
-                f"{', ...' if len(short) > 3 else ''}; take fewer queries, or leave them out by splits={{...}}"
-            )
+        self._units.check(split, shape)
 
     def sample(self, split: str, shape: Shape, tasks: int, key: tuple[int, ...]) -> Episodes:
         """Draw tasks, uniformly and without replacement within each. The same arguments give the same tasks."""
         shape = Shape(*shape)
-        self.check(split, shape)
-        own, labelled = self._splits[split], self._units.kind == "label"
-        units, order = choose(own.counts, shape if labelled else shape._replace(ways=1), tasks, key)
-        rows = own.rows[own.starts[units][..., None] + order]  # [tasks, ways, shots + queries]
+        rows = self._units.draw(split, shape, tasks, key).rows  # [tasks, ways, shots + queries]
 
         def part(rows: NDArray[np.int64]) -> tuple[Any, Tensor]:
             x, y = self._examples.take(rows.reshape(tasks, -1))
-            return x, _places(rows, _device_of(x)) if labelled else y
+            return x, _places(rows, _device_of(x)) if self._units.kind == "class" else y
 
         return Episodes(*part(rows[..., : shape.shots]), *part(rows[..., shape.shots :]))
 
@@ -181,7 +163,7 @@ class _Arrays:
         def moved(part: Part) -> Part:
             if isinstance(part, Tensor):
                 return part.to(place)
-            return part if place.type == "cpu" else _as_tensor(np.array(part)).to(place)
+            return part if place.type == "cpu" else _as_tensor(np.array(part)).to(place)  # a copy may be written to
 
         return _Arrays(_map(moved, self.x), None if self.y is None else moved(self.y))
 
@@ -212,7 +194,7 @@ class _Read:
     def take(self, rows: NDArray[np.int64]) -> tuple[Any, Any]:
         items = {row: _pair(self.dataset, row) for row in np.unique(rows).tolist()}
         chosen = [items[row] for row in rows.ravel().tolist()]
-        stacked = (_stack(list(side)) for side in zip(*chosen, strict=True))
+        stacked = (_stack(list(side), "each example of the Dataset") for side in zip(*chosen, strict=True))
         x, y = (_map(lambda part: part.unflatten(0, rows.shape), side) for side in stacked)
         return x, y if self.y is None else _picker(rows)(self.y)
 
@@ -251,23 +233,23 @@ def _pair(dataset: Dataset[Any], row: int) -> tuple[Any, Any]:
     return item[0], item[1]
 
 
-def _stack(values: list[Any]) -> Any:
-    """Examples that were read one by one, as one tensor, or as a tuple or dict of them."""
+def _stack(values: list[Any], what: str) -> Any:
+    """Examples one by one as one tensor, or as a tuple or dict of them."""
     first = values[0]
     if isinstance(first, tuple | list) and not all(isinstance(part, int | float) for part in first):
-        return tuple(_stack(list(parts)) for parts in zip(*values, strict=True))
+        return tuple(_stack(list(parts), what) for parts in zip(*values, strict=True))
     if isinstance(first, dict):
-        return {name: _stack([value[name] for value in values]) for name in first}
+        return {name: _stack([value[name] for value in values], what) for name in first}
     try:
         return torch.stack([_as_tensor(value) for value in values])
     except (TypeError, ValueError, RuntimeError) as error:
-        reason = f"{_kind(first)}: {error}"
-        raise UserError(f"examples of the Dataset are tensors, arrays or numbers of one size, not {reason}") from None
+        found = f"{_kind(first)}: {error}"
+        raise UserError(f"{what} must be a tensor, an array or a number, all of one size, not {found}") from None
 
 
 def _kind(value: Any) -> str:
     size = f" of {len(value)}" if isinstance(value, tuple | list | dict) else ""
-    return f"a {type(value).__name__}{size}"
+    return f"{type(value).__name__}{size}"
 
 
 def _map(function: Callable[[Any], Any], x: Any) -> Any:
@@ -295,8 +277,6 @@ def _device_of(x: Any) -> torch.device:
 
 
 def _examples(x: Any, y: Any, labels_needed: bool) -> _Examples:
-    if isinstance(x, TensorDataset) and len(x.tensors) == 2:
-        x, y = x.tensors[0], x.tensors[1] if y is None else y
     if isinstance(x, Dataset):
         if isinstance(x, IterableDataset) or not hasattr(x, "__len__"):
             raise UserError("a Dataset of tasks has a length and items by number; an IterableDataset does not")
@@ -307,20 +287,23 @@ def _examples(x: Any, y: Any, labels_needed: bool) -> _Examples:
         raise UserError(f"the parts of x have the same number of examples, at least 1, not {sorted(lengths)}")
     if y is None:
         raise UserError("y is missing: give the label of each example")
-    return _Arrays(inputs, None if labels_needed else _targets(y, min(lengths)))
+    examples = _Arrays(inputs, None if labels_needed else _targets(y, min(lengths)))
+    first = next(_parts(inputs))
+    return examples.to(first.device) if isinstance(first, Tensor) else examples
 
 
 def _array(value: Any) -> Part:
     if isinstance(value, Tensor):
+        if value.layout != torch.strided:
+            raise UserError(f"x is a dense tensor, not {value.layout}; x.to_dense() makes one")
         return value.detach()
     if isinstance(value, list) and value and isinstance(value[0], Tensor):
-        return torch.stack(value).detach()
+        return _stack(value, "each example of x").detach()
     try:
         array = np.asarray(value)
-    except ValueError as error:
-        raise UserError(f"x is not an array: {error}") from None
-    if array.dtype.kind not in "biufc":
-        raise UserError(f"x holds numbers, not {array.dtype}; turn text into numbers first, such as token ids")
+        torch.as_tensor(array[:1].copy())
+    except (ValueError, TypeError, IndexError) as error:
+        raise UserError(f"x is an array of numbers, or a tuple or dict of them: {error}") from None
     return array
 
 
@@ -330,14 +313,16 @@ def _targets(y: Any, examples: int) -> Part:
         values: Part = y.detach()
     else:
         array = np.asarray(y)
-        values = array if array.dtype.kind in "biufc" else _units(y, "label", examples).of
+        values = array if array.dtype.kind in "biufc" else _coded(y, "y", examples).codes
     _check_length("y", values, examples)
     floating = values.is_floating_point() if isinstance(values, Tensor) else values.dtype.kind == "f"
-    if not floating:
-        return values.to(torch.int64) if isinstance(values, Tensor) else values.astype(np.int64)
-    if torch.as_tensor(values).isnan().any():
+    if floating and (values != values).any():  # type: ignore[union-attr]
         raise UserError("y holds NaN: leave out the examples that have no target")
-    return values
+    if not floating and (values == IGNORED).any():
+        raise UserError(f"y holds {IGNORED}, which PyTorch ignores: leave these examples out")
+    if floating:
+        return values
+    return values.to(torch.int64) if isinstance(values, Tensor) else values.astype(np.int64)
 
 
 def _check_length(name: str, values: Any, examples: int) -> None:
@@ -350,17 +335,15 @@ def _labels(x: Any, y: Any) -> Any:
     """The labels: as given, or those of a PyTorch `Dataset`."""
     if y is not None:
         return y
-    if isinstance(x, TensorDataset):
-        return x.tensors[-1]
-    if isinstance(x, Subset):
-        known = _known_labels(x.dataset)
-        return [known[row] for row in x.indices] if known is not None else _read_labels(x)
     known = _known_labels(x)
     return known if known is not None else _read_labels(x)
 
 
 def _known_labels(dataset: Any) -> Any:
     """The labels that a `Dataset` lists; None if it lists none, or changes them when they are read."""
+    if isinstance(dataset, Subset):
+        known = _known_labels(dataset.dataset)
+        return None if known is None else [known[row] for row in dataset.indices]
     if getattr(dataset, "target_transform", None) is not None:
         return None
     found = [getattr(dataset, name, None) for name in ("targets", "labels")]
@@ -380,93 +363,71 @@ def _read_labels(dataset: Any) -> list[Any]:
     return labels
 
 
-# Units: classes or groups
+# Classes or groups
 
 
-class _Units(NamedTuple):
-    kind: str  # label or group
-    names: list[Any]
-    of: NDArray[np.int64]  # [examples]: the unit of each, as its place in `names`
+class _Coded(NamedTuple):
+    """Labels or groups as whole numbers."""
 
-    @property
-    def plural(self) -> str:
-        return "classes" if self.kind == "label" else "groups"
+    names: list[Any]  # the different ones, in order
+    codes: NDArray[np.int64]  # [examples]: places in `names`
+
+    def rows(self) -> list[NDArray[np.int64]]:
+        """The rows of each name."""
+        return np.split(np.argsort(self.codes, kind="stable"), np.bincount(self.codes).cumsum()[:-1])
 
 
-def _units(values: Any, kind: str, examples: int) -> _Units:
-    """The different labels or groups in sorted order, and which one each example has."""
+def _coded(values: Any, argument: str, examples: int) -> _Coded:
     array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
-    argument = "y" if kind == "label" else "groups"
     if array.ndim != 1:
-        raise UserError(f"{argument} has one {kind} an example, [examples], not {list(array.shape)}")
+        raise UserError(f"{argument} has one entry an example, [examples], not {list(array.shape)}")
     _check_length(argument, array, examples)
     if array.dtype.kind == "O":
-        return _units_of_objects(array.tolist(), kind, argument)
+        return _coded_objects(array.tolist(), argument)
     if array.dtype.kind == "f" and not (array == array.round()).all():
-        hint = "for real-valued targets give groups=, so that a task is one group" if kind == "label" else "round them"
-        raise UserError(f"{argument} holds numbers that are not whole, or NaN; {hint}")
-    names, of = np.unique(array, return_inverse=True)
-    return _Units(kind, names.tolist(), of.astype(np.int64))
+        hint = "; for real-valued targets give groups=, so that a task is one group" if argument == "y" else ""
+        raise UserError(f"{argument} holds numbers that are not whole, or NaN{hint}")
+    names, codes = np.unique(array, return_inverse=True)
+    return _Coded(names.tolist(), codes.astype(np.int64))
 
 
-def _units_of_objects(values: list[Any], kind: str, argument: str) -> _Units:
+def _coded_objects(values: list[Any], argument: str) -> _Coded:
     for row, value in enumerate(values):
         if value is None or value != value:
-            raise UserError(f"{argument} has no {kind} for example {row}: it is {value!r}")
+            raise UserError(f"{argument} has nothing for example {row}: it is {value!r}")
     try:
         names = sorted(set(values), key=lambda name: (type(name).__name__, name))
     except TypeError:
-        raise UserError(f"{argument} holds values that cannot be compared, such as {short_repr(values[0])}") from None
+        raise UserError(f"{argument} holds values that cannot be sorted, such as {short_repr(values[0])}") from None
     places = {name: place for place, name in enumerate(names)}
-    return _Units(kind, names, np.array([places[value] for value in values], dtype=np.int64))
+    return _Coded(names, np.array([places[value] for value in values], dtype=np.int64))
 
 
 # Splits
 
 
-class _SplitRows(NamedTuple):
-    """The units of a split."""
-
-    units: NDArray[np.int64]  # [n]: places in the names of all units
-    starts: NDArray[np.int64]  # [n]: where its rows start in `rows`
-    counts: NDArray[np.int64]  # [n]: number of its rows
-    rows: NDArray[np.int64]  # rows of the examples, unit after unit
-
-
-def _split_rows(units: NDArray[np.int64], rows: list[NDArray[np.int64]]) -> _SplitRows:
-    counts = np.array([len(own) for own in rows], dtype=np.int64)
-    return _SplitRows(units, counts.cumsum() - counts, counts, np.concatenate([np.empty(0, np.int64), *rows]))
-
-
-def _rows_by_unit(units: _Units) -> list[NDArray[np.int64]]:
-    order = np.argsort(units.of, kind="stable")
-    return np.split(order, np.bincount(units.of).cumsum()[:-1])
-
-
-def _divide_units(units: _Units, splits: Any, generator: np.random.Generator) -> dict[str, _SplitRows]:
-    """Each unit is in one split, with all of its examples."""
-    rows = _rows_by_unit(units)
+def _divide_units(coded: _Coded, splits: Any, generator: np.random.Generator, plural: str) -> list[SplitRows]:
+    """Each class (or group) is in one split, with all of its examples."""
+    rows = coded.rows()
     if isinstance(splits, Mapping):
-        chosen = _named(units, splits)
+        chosen = _named(coded.names, splits, plural)
     else:
-        sizes = _sizes(splits, len(rows), units.plural)
+        sizes = _sizes(splits, len(rows), plural)
         chosen = np.split(generator.permutation(len(rows)), np.cumsum(sizes))[: len(SPLITS)]
-    ordered = [np.sort(own) for own in chosen]
-    return {s: _split_rows(own, [rows[unit] for unit in own]) for s, own in zip(SPLITS, ordered, strict=True)}
+    return [split_rows(own, [rows[place] for place in own]) for own in map(np.sort, chosen)]
 
 
-def _divide_examples(units: _Units, splits: Any, generator: np.random.Generator) -> dict[str, _SplitRows]:
-    """Each unit is in every split, with a part of its examples."""
+def _divide_examples(coded: _Coded, splits: Any, generator: np.random.Generator, plural: str) -> list[SplitRows]:
+    """Each class (or group) is in every split, with a part of its examples."""
     if isinstance(splits, Mapping):
-        raise UserError(f"by='example' puts all {units.plural} in every split: give splits as fractions or numbers")
-    parts: list[list[NDArray[np.int64]]] = [[], [], []]
-    for name, own in zip(units.names, _rows_by_unit(units), strict=True):
-        sizes = _sizes(splits, len(own), f"examples of {name!r}")
+        raise UserError(f"by='example' puts all {plural} in every split: give splits as fractions or numbers")
+    parts: list[dict[int, NDArray[np.int64]]] = [{}, {}, {}]
+    for place, own in enumerate(coded.rows()):
+        sizes = _sizes(splits, len(own), f"examples of {coded.names[place]!r}")
         for part, chosen in zip(parts, np.split(generator.permutation(own), np.cumsum(sizes)), strict=False):
-            part.append(np.sort(chosen))
-    used = [np.flatnonzero([len(rows) for rows in part]) for part in parts]
-    filled = [[rows for rows in part if len(rows)] for part in parts]
-    return {s: _split_rows(own, rows) for s, own, rows in zip(SPLITS, used, filled, strict=True)}
+            if len(chosen):
+                part[place] = np.sort(chosen)
+    return [split_rows(np.array(list(part), dtype=np.int64), list(part.values())) for part in parts]
 
 
 def _sizes(splits: Any, count: int, what: str) -> list[int]:
@@ -508,21 +469,21 @@ def _apportioned(shares: list[float], count: int, what: str) -> list[int]:
     return sizes
 
 
-def _named(units: _Units, splits: Mapping[str, Any]) -> list[NDArray[np.int64]]:
-    """The units that a mapping names; those that it does not name are left out."""
+def _named(names: list[Any], splits: Mapping[str, Any], plural: str) -> list[NDArray[np.int64]]:
+    """The classes (or groups) that a mapping names; those that it does not name are left out."""
     if not splits or not set(splits) <= set(SPLITS):
         raise UserError(f"splits names train, val and test, not {', '.join(map(str, splits)) or 'nothing'}")
     if text := [split for split in splits if isinstance(splits[split], str)]:
-        raise UserError(f"splits[{text[0]!r}] is a list of {units.plural}, not text")
+        raise UserError(f"splits[{text[0]!r}] is a list of {plural}, not text")
     wanted = {split: _plain_list(splits.get(split, ())) for split in SPLITS}
     twice = [name for name, count in Counter(chain(*wanted.values())).items() if count > 1]
     if twice:
-        raise UserError(f"splits names {len(twice)} {units.plural} twice: {_some(twice)}")
-    places = {name: place for place, name in enumerate(units.names)}
+        raise UserError(f"splits names {len(twice)} {plural} twice: {_some(twice)}")
+    places = {name: place for place, name in enumerate(names)}
     unknown = [name for name in chain(*wanted.values()) if name not in places]
     if unknown:
-        raise UserError(f"splits names {len(unknown)} {units.plural} that no example has: {_some(unknown)}")
-    return [np.array([places[name] for name in names], dtype=np.int64) for names in wanted.values()]
+        raise UserError(f"splits names {len(unknown)} {plural} that no example has: {_some(unknown)}")
+    return [np.array([places[name] for name in own], dtype=np.int64) for own in wanted.values()]
 
 
 def _plain_list(names: Any) -> list[Any]:

@@ -96,6 +96,9 @@ def task_key(seed: int, split: str, epoch: int = 0, iteration: int = 0) -> tuple
     return (seed, SPLITS.index(split), epoch, iteration)
 
 
+LARGE = 10_000  # images of a class above which no random number is drawn for each of them
+
+
 def choose(
     counts: NDArray[np.int64],  # [classes]: images of each class
     shape: Shape,
@@ -104,10 +107,13 @@ def choose(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:  # [tasks, ways], [tasks, ways, shots + queries]
     """Choose classes, and images within each, uniformly and without replacement."""
     generator = np.random.default_rng(key)
-    classes = _smallest(generator.random((tasks, len(counts))), shape.ways)
+    classes, examples = _smallest(generator.random((tasks, len(counts))), shape.ways), shape.shots + shape.queries
+    if counts.max() > LARGE:
+        own = [generator.choice(counts[each], examples, replace=False) for each in classes.ravel()]
+        return classes, np.stack(own).reshape(*classes.shape, examples)
     order = generator.random((tasks, shape.ways, counts.max()))
     order[np.arange(counts.max()) >= counts[classes][..., None]] = 2.0  # after every image that exists
-    return classes, _smallest(order, shape.shots + shape.queries)
+    return classes, _smallest(order, examples)
 
 
 def _smallest(values: NDArray[np.float64], count: int) -> NDArray[np.int64]:
