@@ -313,6 +313,18 @@ def test_a_source_can_be_copied_pickled_and_moved() -> None:
     assert moved["a"].is_meta and moved["b"].is_meta
 
 
+def test_train_holds_a_data_set_on_its_device_unless_it_is_too_large(
+    dataset: gs.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, own = gs.tasks(*marked()), object()
+    assert tasks_module.on_device(own, torch.device("meta")) is own  # type: ignore[arg-type]
+    for ours in (source, dataset):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda place, size=ours.nbytes: (size, size))
+        assert tasks_module.on_device(ours, torch.device("cuda")) is ours
+        moved: Any = tasks_module.on_device(ours, torch.device("meta"))
+        assert (moved._examples.x if ours is source else moved.images).is_meta
+
+
 class Endless(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter(())

@@ -52,6 +52,10 @@ class Dataset:
         height, width, channels = self.index.image
         return channels, height, width
 
+    @property
+    def nbytes(self) -> int:
+        return self.index.bytes
+
     def to(self, device: torch.device | str) -> Dataset:
         """Hold the images on a device, as uint8."""
         if torch.device(device).type == "cpu":

@@ -19,14 +19,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
+from gradshare.data.dataset import Dataset as StoredImages
 from gradshare.data.drawing import PLURALS, Kind, SplitRows, Units, split_rows
 from gradshare.errors import MOST_SEED, UserError, check_whole, short_repr
 from gradshare.method import SPLITS
-from gradshare.method.episodes import Episodes, Shape
+from gradshare.method.episodes import Episodes, Shape, TaskSource
 
 By = Literal["class", "example"]
 Part = NDArray[Any] | Tensor
 Device = torch.device | str
+MOST_OF_FREE = 0.5  # of a GPU's free memory, for a data set
 IGNORED = -100  # a label that PyTorch's cross-entropy leaves out
 QUIET, EVERY = 2.0, 10.0  # seconds of reading labels before the first line of progress, and between lines
 
@@ -99,6 +101,11 @@ class Tasks:
         units = self._units
         return f"gs.tasks({self._examples}, {len(units.names)} {units.plural}: {units.counts()})"
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the examples that `to` moves."""
+        return self._examples.nbytes
+
     def to(self, device: Device) -> Tasks:
         """Hold the examples on a device, and draw there. Those of a PyTorch `Dataset` stay where it reads them."""
         return Tasks(self._examples.to(device), self._units)
@@ -119,6 +126,15 @@ class Tasks:
         return Episodes(*part(rows[..., : shape.shots]), *part(rows[..., shape.shots :]))
 
 
+def on_device(source: TaskSource, device: torch.device) -> TaskSource:
+    """Hold a data set of ours on a device, unless it would take most of a GPU's free memory."""
+    if not isinstance(source, StoredImages | Tasks):
+        return source
+    if device.type == "cuda" and source.nbytes > MOST_OF_FREE * torch.cuda.mem_get_info(device)[0]:
+        return source
+    return source.to(device)
+
+
 def _places(rows: NDArray[np.int64], device: torch.device) -> Tensor:  # [tasks, ways, n] -> [tasks, ways*n]
     """Labels of a task: the place of each class among the ways."""
     tasks, ways, each = rows.shape
@@ -132,6 +148,9 @@ class _Examples(Protocol):
     """Inputs and targets, by rows."""
 
     def __len__(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
 
     def take(self, rows: NDArray[np.int64]) -> tuple[Any, Any]:
         """The inputs and targets of some rows, [tasks, n] -> [tasks, n, ...]."""
@@ -152,6 +171,10 @@ class _Arrays:
 
     def __repr__(self) -> str:
         return str(_map(_Described, self.x))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in _parts((self.x, self.y)) if part is not None)
 
     def take(self, rows: NDArray[np.int64]) -> tuple[Any, Any]:
         pick = _picker(rows)
@@ -190,6 +213,10 @@ class _Read:
 
     def __repr__(self) -> str:
         return f"{len(self):,} examples of {type(self.dataset).__name__}"
+
+    @property
+    def nbytes(self) -> int:
+        return 0  # nothing is moved
 
     def take(self, rows: NDArray[np.int64]) -> tuple[Any, Any]:
         items = {row: _pair(self.dataset, row) for row in np.unique(rows).tolist()}

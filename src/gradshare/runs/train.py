@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradshare.data.dataset import Dataset
-from gradshare.data.tasks import Tasks
+from gradshare.data.tasks import on_device
 from gradshare.engine.backends import Precision
 from gradshare.engine.choose import Engine, choose
 from gradshare.engine.processes import ALONE, Group, PeerLost
@@ -127,10 +126,9 @@ def train(
     chosen = choose(device, engine, processes=group.size, local_processes=group.local_size).engine
     group.share(training.tasks)  # raises an error if there are more processes than tasks
     learner = learner.to(device, precision).over(group)
-    if isinstance(dataset, Dataset | Tasks):
-        dataset = dataset.to(device)  # once, so that tasks are drawn there
     shows = display if display is not None and group.first else Silent()
-    run = _Run(learner, dataset, RunFolder(place), training, shows, torch.device(device), chosen)
+    data = on_device(dataset, torch.device(device))  # once, so that tasks are drawn there
+    run = _Run(learner, data, RunFolder(place), training, shows, torch.device(device), chosen)
     with ExitStack() as stack:
         group.from_first(lambda: stack.enter_context(locked(place)))
         if group.size == 1:
