@@ -201,12 +201,11 @@ class VmapBackend:
         before = _generators()
         yield
         for module, now in _generators().items():
-            if now == before[module]:
-                continue
-            raise UserError(
-                f"the model draws random numbers with Python's module {module} when it runs, which would make the"
-                " inner loop's gradients irreproducible: remove the random operation"
-            )
+            if now != before[module]:
+                raise UserError(
+                    f"the model draws random numbers with Python's module {module} when it runs, which would make the"
+                    " inner loop's gradients irreproducible: remove the random operation"
+                )
         self._has_run = True
 
     @torch.no_grad()
