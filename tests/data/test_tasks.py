@@ -209,19 +209,40 @@ def test_labels_of_any_kind(labels: Any) -> None:
     assert all(len(set(task[:7].tolist())) == 1 for task in episodes.query_x)
 
 
-def test_inputs_of_several_parts_stay_together() -> None:
+@pytest.mark.parametrize("read", [False, True])
+def test_inputs_of_several_parts_stay_together(read: bool) -> None:
     x, y = marked()
-    parts = {"features": x, "mask": torch.from_numpy(x[:, 0] > 4), "tokens": (x[:, 1:].astype(np.int32),)}
-    source = gs.tasks(parts, y, splits=(10, 0, 0))
-    rows = np.arange(12).reshape(3, 4)
-    taken, _ = source._examples.take(rows)
-    assert taken["features"].shape == (3, 4, 2) and taken["tokens"][0].dtype == torch.int32
-    assert torch.equal(taken["mask"], taken["features"][..., 0] > 4)
-    assert torch.equal(taken["tokens"][0][..., 0], torch.from_numpy(rows).int())
-    assert repr(source) == (
-        "gs.tasks({'features': [200, 2] float32, 'mask': [200] bool, 'tokens': ([200, 1] int32,)},"
-        " 10 classes: train 10, val 0, test 0)"
-    )
+    parts = {"features": x, "mask": torch.from_numpy(x[:, 0] > 4), "tokens": x[:, 1:].astype(np.int32)}
+    for inputs in (parts, tuple(parts.values())):
+        items = [{name: part[row] for name, part in parts.items()} for row in range(200)]
+        data: Any = Counted(items if inputs is parts else [tuple(item.values()) for item in items], y)
+        source = gs.tasks(data if read else inputs, None if read else y, splits=(10, 0, 0))
+        drawn = source.sample("train", Shape(3, 1, 2), 4, (0,)).query_x
+        assert type(drawn) is type(inputs)
+        features, mask, tokens = drawn.values() if isinstance(drawn, dict) else drawn
+        assert features.shape == (4, 6, 2) and tokens.shape == (4, 6, 1) and tokens.dtype == torch.int32
+        assert torch.equal(mask, features[..., 0] > 4) and torch.equal(tokens[..., 0], features[..., 1].int())
+    if not read:
+        shown = "([200, 2] float32, [200] bool, [200, 1] int32)"
+        assert repr(source) == f"gs.tasks({shown}, 10 classes: train 10, val 0, test 0)"
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(200, 3), nn.Linear(5, 3)
+
+    def forward(self, features: Tensor, tokens: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.cat([features, self.tokens(tokens)], -1))
+        return out
+
+
+def test_a_model_with_two_inputs_trains(tmp_path: Path) -> None:
+    x, y = marked()
+    source = gs.tasks({"tokens": x[:, 1].astype(np.int64), "features": x / 200}, y, splits=(3, 3, 4))
+    options: dict[str, Any] = {"ways": 3, "queries": 3, "val_tasks": 2, "test_tasks": 2, "tasks": 2}
+    run = gs.train(gs.maml(TwoInputs(), steps=1), source, tmp_path / "run", epochs=1, iterations=2, **options)
+    assert np.isfinite(run.metrics[0]["train_loss"])
 
 
 def test_a_dataset_is_read_when_drawn_and_never_all_of_it() -> None:

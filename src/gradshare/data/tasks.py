@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, NamedTuple, Protocol
@@ -23,13 +23,12 @@ from gradshare.data.dataset import Dataset as StoredImages
 from gradshare.data.drawing import PLURALS, Kind, SplitRows, Units, split_rows
 from gradshare.errors import MOST_SEED, UserError, check_whole, short_repr
 from gradshare.method import SPLITS
-from gradshare.method.episodes import Episodes, Shape, TaskSource
+from gradshare.method.episodes import IGNORED, Episodes, Shape, TaskSource, tensors_of
 
 By = Literal["class", "example"]
 Part = NDArray[Any] | Tensor
 Device = torch.device | str
 MOST_OF_FREE = 0.5  # of a GPU's free memory, for a data set
-IGNORED = -100  # a label that PyTorch's cross-entropy leaves out
 QUIET, EVERY = 2.0, 10.0  # seconds of reading labels before the first line of progress, and between lines
 
 
@@ -121,7 +120,7 @@ class Tasks:
 
         def part(rows: NDArray[np.int64]) -> tuple[Any, Tensor]:
             x, y = self._examples.take(rows.reshape(tasks, -1))
-            return x, _places(rows, _device_of(x)) if self._units.kind == "class" else y
+            return x, _places(rows, tensors_of(x)[0].device) if self._units.kind == "class" else y
 
         return Episodes(*part(rows[..., : shape.shots]), *part(rows[..., shape.shots :]))
 
@@ -167,14 +166,14 @@ class _Arrays:
     y: Part | None  # None: labels are places among the ways
 
     def __len__(self) -> int:
-        return len(next(_parts(self.x)))
+        return len(_parts(self.x)[0])
 
     def __repr__(self) -> str:
         return str(_map(_Described, self.x))
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in _parts((self.x, self.y)) if part is not None)
+        return sum(part.nbytes for part in [*_parts(self.x), self.y] if part is not None)
 
     def take(self, rows: NDArray[np.int64]) -> tuple[Any, Any]:
         pick = _picker(rows)
@@ -280,24 +279,14 @@ def _kind(value: Any) -> str:
 
 
 def _map(function: Callable[[Any], Any], x: Any) -> Any:
+    """Apply a function to an array or tensor, or to each of a tuple or dict of them."""
     if isinstance(x, tuple):
-        return tuple(_map(function, part) for part in x)
-    if isinstance(x, dict):
-        return {name: _map(function, part) for name, part in x.items()}
-    return function(x)
+        return tuple(map(function, x))
+    return {name: function(part) for name, part in x.items()} if isinstance(x, dict) else function(x)
 
 
-def _parts(x: Any) -> Iterator[Any]:
-    if isinstance(x, tuple | dict):
-        for part in x.values() if isinstance(x, dict) else x:
-            yield from _parts(part)
-    else:
-        yield x
-
-
-def _device_of(x: Any) -> torch.device:
-    device: torch.device = next(_parts(x)).device
-    return device
+def _parts(x: Any) -> list[Any]:
+    return list(x) if isinstance(x, tuple) else list(x.values()) if isinstance(x, dict) else [x]
 
 
 # What comes in
@@ -315,7 +304,7 @@ def _examples(x: Any, y: Any, labels_needed: bool) -> _Examples:
     if y is None:
         raise UserError("y is missing: give the label of each example")
     examples = _Arrays(inputs, None if labels_needed else _targets(y, min(lengths)))
-    first = next(_parts(inputs))
+    first = _parts(inputs)[0]
     return examples.to(first.device) if isinstance(first, Tensor) else examples
 
 
@@ -346,7 +335,7 @@ def _targets(y: Any, examples: int) -> Part:
     if floating and (values != values).any():  # type: ignore[union-attr]
         raise UserError("y holds NaN: leave out the examples that have no target")
     if not floating and (values == IGNORED).any():
-        raise UserError(f"y holds {IGNORED}, which PyTorch ignores: leave these examples out")
+        raise UserError(f"y holds {IGNORED}, which stands for no class: leave these examples out")
     if floating:
         return values
     return values.to(torch.int64) if isinstance(values, Tensor) else values.astype(np.int64)
