@@ -23,7 +23,8 @@ from gradshare.engine.processes import ALONE, Group, PeerLost
 from gradshare.errors import path_of
 from gradshare.learners.graphs import GraphedPrediction, GraphedStep
 from gradshare.learners.learner import Learner, Outcome
-from gradshare.learners.outer import adam_tensors, cosine, meta_step, optimiser, restore_adam, set_rate
+from gradshare.learners.optimisers import cosine, optimiser, optimiser_tensors, restore_optimiser, set_rate
+from gradshare.learners.outer import meta_step
 from gradshare.method.episodes import Episodes, Shape, TaskSource, draw, task_key
 from gradshare.method.state import MetaState, check_fit
 from gradshare.runs.config import Training, check_further_entries, identity
@@ -196,7 +197,7 @@ class _Run:
 
     def _restore(self, tensors: dict[str, Tensor]) -> None:
         load_state(self.state, tensors)
-        restore_adam(self.state, self.adam, tensors)
+        restore_optimiser(self.state, self.adam, tensors)
         own = {"log": self.log, "faults": self.watch.faults}  # checkpoints from before 0.1 may have no faults
         _fill(own, {"faults": self.watch.faults} | {name: tensors[name] for name in own if name in tensors})
 
@@ -217,8 +218,7 @@ class _Run:
         epoch = self.progress.epoch
         self.started = time.monotonic() - self.progress.seconds
         learner = self.learner.at(epoch)
-        rate = cosine(self.training.outer_lr, learner.final_outer_rate, epoch, self.training.epochs)
-        set_rate(self.adam, rate)
+        set_rate(self.adam, cosine(learner.final_outer_rate, epoch, self.training.epochs))
         self._choose_step(learner)
         for iteration in range(self.progress.iteration, self.training.iterations):
             self._iterate(epoch, iteration)
@@ -304,7 +304,7 @@ class _Run:
         self.progress = Progress(
             line.epoch, metrics=(*self.progress.metrics, line), timings=(*self.progress.timings, timing)
         )
-        tensors = {**self.state.tensors(), **adam_tensors(self.state, self.adam)}
+        tensors = {**self.state.tensors(), **optimiser_tensors(self.state, self.adam)}
         self.group.check_same(tensors, f"after epoch {line.epoch}")
         self._save()
         if self.group.first:
@@ -313,7 +313,7 @@ class _Run:
 
     def _save(self) -> None:
         if self.group.first:
-            tensors = {**self.state.tensors(), **adam_tensors(self.state, self.adam)}
+            tensors = {**self.state.tensors(), **optimiser_tensors(self.state, self.adam)}
             tensors |= {"log": self.log, "faults": self.watch.faults}
             self.folder.save(replace(self.progress, run=self.identity), tensors)
 
