@@ -80,7 +80,7 @@ def run(
     choice = choice_for(replace(config, engine="auto") if resume and group.size > 1 else config, group)
     apply(choice)
     options = _recorded(config, choice)
-    data = (dataset or load_dataset(config.dataset, config.pixels)).to(choice.device)
+    data = dataset or load_dataset(config.dataset, config.pixels)
     return train(
         build_learner(config, data.image, allowed),
         data,

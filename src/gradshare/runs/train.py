@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradshare.data.tasks import on_device
 from gradshare.engine.backends import Precision
 from gradshare.engine.choose import Engine, choose
 from gradshare.engine.processes import ALONE, Group, PeerLost
@@ -77,13 +78,13 @@ def train(
     """Train a learner, with checkpoints, validation and test, in a run folder.
 
     Args:
-        dataset: a `Dataset`, or anything with its method `sample`.
+        dataset: from `gs.load_dataset` or `gs.tasks`, or anything with their method `sample`.
         folder: the run folder; it must not hold a run already, unless `resume`. None is the next free `runs/run-N`.
         resume: continue the run in the folder; a finished run is returned as it is, unless `epochs` asks for more than
             it has. None: continue if there is one, else start.
         display: shows the progress; see `gradshare.runs.display.Display`.
         about: further entries for `config.json`, such as a name for the model: JSON values, or paths.
-        device: `"cpu"` or `"cuda"`; the data set must give tasks there, or on the CPU.
+        device: `"cpu"` or `"cuda"`; a data set of ours is moved there, another gives tasks there, or on the CPU.
         engine: `"graph"` records a meta-iteration as one CUDA graph; `"eager"` runs it operation by operation;
             `"auto"` is graph on a GPU, in one process.
         precision: `"float32"` for any model; `"tf32"` and `"bf16"` run `Conv4` by our GPU kernels, many times faster.
@@ -127,7 +128,8 @@ def train(
     group.share(training.tasks)  # raises an error if there are more processes than tasks
     learner = learner.to(device, precision).over(group)
     shows = display if display is not None and group.first else Silent()
-    run = _Run(learner, dataset, RunFolder(place), training, shows, torch.device(device), chosen)
+    data = on_device(dataset, torch.device(device))  # once, so that tasks are drawn there
+    run = _Run(learner, data, RunFolder(place), training, shows, torch.device(device), chosen)
     with ExitStack() as stack:
         group.from_first(lambda: stack.enter_context(locked(place)))
         if group.size == 1:
