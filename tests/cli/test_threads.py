@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -56,15 +57,11 @@ def test_an_omp_num_threads_that_is_no_number(blobs: Path, tmp_path: Path, monke
     assert not (tmp_path / "run").exists()
 
 
-def test_idle_threads_spin_briefly_unless_the_user_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    for chosen in ({}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}):
-        for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
-            monkeypatch.delenv(name, raising=False)
-        for name, value in chosen.items():
-            monkeypatch.setenv(name, value)
+@pytest.mark.parametrize("chosen", [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}])
+def test_idle_threads_spin_briefly_unless_the_user_has_chosen(chosen: dict[str, str]) -> None:
+    with patch.dict(os.environ, chosen, clear=True):
         spin_briefly()
-        found = {name: os.environ[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT") if name in os.environ}
-        assert found == (chosen or {"GOMP_SPINCOUNT": SPINS})
+        assert dict(os.environ) == (chosen or {"GOMP_SPINCOUNT": SPINS})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PyTorch has another OpenMP library there")
