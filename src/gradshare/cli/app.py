@@ -264,6 +264,8 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # a folder's name may be no valid text
     print_warnings_as_lines()
     try:
+        if any("\0" in word for word in sys.argv):
+            raise UserError("there is a NUL character in the command, which no name of a file can have")
         with nullcontext() if one_of_several() else stoppable(f"to go on: {typed_command()}"):
             app(sys.argv[1:], exit_on_error=False, print_error=False)
     except (CycloptsError, UserError) as error:

@@ -73,7 +73,7 @@ class Benchmark:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto is a GPU if there is one."""
     threads: int = 0
-    """CPU threads; 0 is one for each core."""
+    """CPU threads; 0: as OMP_NUM_THREADS says, else one for each core."""
     json: Path | None = None
     """File for all results, written after each case (on a CPU, where cases take turns, at the end)."""
 

@@ -73,10 +73,11 @@ def compare(
     cells = _as_begun([Cell.of_arm(out, with_arm(config, arm)) for arm in chosen], "epochs" in options.given)
     _check_before_training(cells, own)
     at_a_time, threads = side_by_side(jobs, len(cells), choice_for(config).device)
+    cells = _with_threads(cells, threads)
     each = "" if at_a_time == 1 else f"{at_a_time} arms at a time, each "
-    print(f"{each}{choice_for(replace(config, threads=config.threads or threads))}", flush=True)
+    print(f"{each}{choice_for(cells[0].config)}", flush=True)
     with tidy(out):
-        failures = _train(_with_threads(cells, threads), Local(at_a_time, own), out)
+        failures = _train(cells, Local(at_a_time, own), out)
         for failure in failures:
             failure.cell.withdraw()
     _end_if_failed(failures, len(cells))
