@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from gradshare.learners.learner import Learner, Outcome
 from gradshare.learners.outer import adam_tensors, cosine, meta_step, optimiser, restore_adam, set_rate
 from gradshare.method.episodes import Episodes, Shape, TaskSource, draw, task_key
 from gradshare.method.state import MetaState, check_fit
-from gradshare.runs.config import Training, check_further_entries, identity
+from gradshare.runs.config import Training, check_further_entries, identity, recorded
 from gradshare.runs.display import Display, Silent
 from gradshare.runs.divergence import Diverged, Watch
 from gradshare.runs.evaluate import Evaluation, check_learner_and_source, evaluate, finite_mean
@@ -72,6 +72,10 @@ def train(
     test_tasks: int = Training.test_tasks,
     eval_batch: int = Training.eval_batch,
     seed: int = Training.seed,
+    patience: int = Training.patience,
+    norm_statistics: Literal["batch", "support"] = Training.norm_statistics,
+    micro_batch: int | None = Training.micro_batch,
+    checkpoint: bool = Training.checkpoint,
 ) -> Trained:
     """Train a learner, with checkpoints, validation and test, in a run folder.
 
@@ -120,8 +124,12 @@ def train(
         test_tasks=test_tasks,
         eval_batch=eval_batch,
         seed=seed,
+        patience=patience,
+        norm_statistics=norm_statistics,
+        micro_batch=micro_batch,
+        checkpoint=checkpoint,
     )
-    options = {**asdict(training), **check_further_entries(about)}
+    options = {**recorded(asdict(training)), **check_further_entries(about)}
     chosen = choose(device, engine, processes=group.size, local_processes=group.local_size).engine
     group.share(training.tasks)  # raises an error if there are more processes than tasks
     learner = learner.to(device, precision).over(group)
