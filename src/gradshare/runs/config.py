@@ -17,6 +17,13 @@ Method = Literal["maml", "metasgd", "mamlpp", "fomaml", "anil"]
 VERSION = 1
 
 
+NORM_STATISTICS = {
+    "batch": "Evaluation is transductive: batch norm, if the network has it, uses the statistics of the query batch.",
+    "support": "Evaluation is inductive: batch norm, if the network has it, uses the statistics of the support set.",
+}
+"""What reports and model cards say about the option `norm_statistics`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """How long to train, on which tasks, and how to evaluate."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ from gradshare.method.state import MetaState, check_fit
 from gradshare.runs.config import Training, check_further_entries, identity, recorded
 from gradshare.runs.display import Display, Silent
 from gradshare.runs.divergence import Diverged, Watch
-from gradshare.runs.evaluate import Evaluation, check_learner_and_source, evaluate, finite_mean
+from gradshare.runs.evaluate import Evaluable, Evaluation, Parts, check_learner_and_source, evaluate, finite_mean
 from gradshare.runs.folder import RunFolder, next_free
 from gradshare.runs.locks import locked
 from gradshare.runs.records import Divergence, Epoch, Progress, Score, Summary, Test, Timing, best_epochs
@@ -39,13 +40,32 @@ STATE = ("params/", "learned/", "memory/")  # how the names of a state's tensors
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A finished run."""
+class Trained(Evaluable):
+    """A finished run. `gs.evaluate(run)` evaluates its best epoch."""
 
     folder: Path
     state: MetaState  # after the last epoch
     metrics: list[dict[str, Any]]  # the lines of metrics.jsonl
     summary: dict[str, Any]  # summary.json
+    learner: Learner  # as it was trained, on its device
+    dataset: TaskSource
+    training: Training
+
+    @cached_property
+    def best(self) -> MetaState:
+        """The state after the best epoch by validation; without validation, after the last one."""
+        tensors = RunFolder(self.folder).load_epoch(self.summary["best_epoch"])
+        state = self.learner.init()
+        load_state(state, tensors)
+        return state
+
+    @property
+    def last(self) -> MetaState:
+        """The state after the last epoch."""
+        return self.state
+
+    def parts(self, dataset: TaskSource | None = None) -> Parts:
+        return Parts(self.learner, self.dataset if dataset is None else dataset, self.training)
 
 
 def train(
@@ -217,9 +237,9 @@ class _Run:
                 self.folder.finish(summary)
         result = self.group.from_first(self.folder.summary)
         assert result is not None
-        return Trained(
-            self.folder.path, self.state, [line.as_json() for line in self.progress.metrics], result.as_json()
-        )
+        metrics = [line.as_json() for line in self.progress.metrics]
+        parts = (self.learner, self.dataset, self.training)
+        return Trained(self.folder.path, self.state, metrics, result.as_json(), *parts)
 
     def _epoch(self) -> None:
         epoch = self.progress.epoch
