@@ -415,7 +415,7 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 @pytest.mark.parametrize("parts, reason", [
-    ([np.zeros((2, 3, 4)), torch.zeros(2, 3), torch.zeros(2, 3, 4), torch.zeros(2, 3)], "are tensors, not ndarray"),
+    ([np.zeros((2, 3, 4)), torch.zeros(2, 3), torch.zeros(2, 3, 4), torch.zeros(2, 3)], "of tensors, not ndarray"),
     ([torch.zeros(0, 3, 4), torch.zeros(0, 3), torch.zeros(0, 3, 4), torch.zeros(0, 3)], "at least one task"),
 ])  # fmt: skip
 def test_batches_that_cannot_be(parts: list[Any], reason: str) -> None:
