@@ -58,6 +58,8 @@ def check_preset(name: str) -> None:
         "method": rest.removesuffix("-10x").removesuffix("+gs"),
         "arm": "shared" if "+gs" in rest else "original",
         "norm": "global",
+        "norm_statistics": "batch",
+        "patience": 0,
         "adapt_norm": False,
         "dataset": {"cub": "cub-resize" if plus else "cub", "mini": "mini"}[data],
         "pixels": "imagenet" if plus else "unit",

@@ -141,7 +141,7 @@ def evaluate(
     shape = Shape(training.ways, training.shots, training.queries) if shape is None else whole_shape(shape)
     seed = training.seed if seed is None else seed
     batch = training.eval_batch if batch is None else batch
-    norm_statistics = norm_statistics or training.norm_statistics
+    norm_statistics = training.norm_statistics if norm_statistics is None else norm_statistics
     check_whole("tasks", tasks, 1)
     check_whole("batch", batch, 1)
     check_whole("seed", seed, 0, MOST_SEED)

@@ -200,7 +200,7 @@ class _Run:
         self.log = torch.zeros(2, training.iterations, device=device)  # loss and accuracy of the epoch's iterations
         self.watch = Watch(self.log, self.state.trainable())
         self.engine = engine
-        self.predict = GraphedPrediction(learner) if engine == "graph" else None
+        self.predict = GraphedPrediction(learner, training.norm_statistics) if engine == "graph" else None
         self.stepping: Learner | None = None  # the learner that `step` steps
         self.step: Callable[[Episodes], Outcome]
         self.started = 0.0
@@ -309,10 +309,9 @@ class _Run:
                     self._stop(self.training.iterations)
                 raise Interrupted(self.folder.path, "in the test after all epochs")
 
-        seed, batch = self.training.seed, self.training.eval_batch
-        return evaluate(
-            self.learner, states, self.dataset, split, self.shape, tasks, seed, batch, between, self.group, self.predict
-        )
+        seed, batch, norm = self.training.seed, self.training.eval_batch, self.training.norm_statistics
+        which = (self.dataset, split, self.shape, tasks, seed, batch)
+        return evaluate(self.learner, states, *which, between, self.group, self.predict, norm_statistics=norm)
 
     def _record(self, validation: Evaluation, timing: Timing) -> None:
         """End an epoch: a checkpoint, from which the other files follow."""
