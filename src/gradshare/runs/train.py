@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -28,10 +29,10 @@ from gradshare.learners.optimisers import cosine, optimiser, optimiser_tensors, 
 from gradshare.learners.outer import meta_step
 from gradshare.method.episodes import Episodes, Shape, TaskSource, draw, task_key
 from gradshare.method.state import MetaState, check_fit
-from gradshare.runs.config import Training, check_further_entries, identity
+from gradshare.runs.config import Training, check_further_entries, identity, recorded
 from gradshare.runs.display import Display, Silent
 from gradshare.runs.divergence import Diverged, Watch
-from gradshare.runs.evaluate import Evaluation, check_learner_and_source, evaluate, finite_mean
+from gradshare.runs.evaluate import Evaluable, Evaluation, Parts, check_learner_and_source, evaluate, finite_mean
 from gradshare.runs.folder import RunFolder, next_free
 from gradshare.runs.locks import locked
 from gradshare.runs.records import Divergence, Epoch, Progress, Score, Summary, Test, Timing, best_epochs
@@ -41,13 +42,32 @@ STATE = ("params/", "learned/", "memory/")  # how the names of a state's tensors
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A finished run."""
+class Trained(Evaluable):
+    """A finished run. `gs.evaluate(run)` evaluates its best epoch."""
 
     folder: Path
     state: MetaState  # after the last epoch
     metrics: list[dict[str, Any]]  # the lines of metrics.jsonl
     summary: dict[str, Any]  # summary.json
+    learner: Learner  # as it was trained, on its device
+    dataset: TaskSource
+    training: Training
+
+    @cached_property
+    def best(self) -> MetaState:
+        """The state after the best epoch by validation; without validation, after the last one."""
+        tensors = RunFolder(self.folder).load_epoch(self.summary["best_epoch"])
+        state = self.learner.init()
+        load_state(state, tensors)
+        return state
+
+    @property
+    def last(self) -> MetaState:
+        """The state after the last epoch."""
+        return self.state
+
+    def parts(self, dataset: TaskSource | None = None) -> Parts:
+        return Parts(self.learner, self.dataset if dataset is None else dataset, self.training)
 
 
 def train(
@@ -74,6 +94,10 @@ def train(
     test_tasks: int = Training.test_tasks,
     eval_batch: int = Training.eval_batch,
     seed: int = Training.seed,
+    patience: int = Training.patience,
+    norm_statistics: Literal["batch", "support"] = Training.norm_statistics,
+    micro_batch: int | None = Training.micro_batch,
+    checkpoint: bool = Training.checkpoint,
 ) -> Trained:
     """Train a learner, with checkpoints, validation and test, in a run folder.
 
@@ -122,8 +146,12 @@ def train(
         test_tasks=test_tasks,
         eval_batch=eval_batch,
         seed=seed,
+        patience=patience,
+        norm_statistics=norm_statistics,
+        micro_batch=micro_batch,
+        checkpoint=checkpoint,
     )
-    options = {**asdict(training), **check_further_entries(about)}
+    options = {**recorded(asdict(training)), **check_further_entries(about)}
     chosen = choose(device, engine, processes=group.size, local_processes=group.local_size).engine
     group.share(training.tasks)  # raises an error if there are more processes than tasks
     learner = learner.to(device, precision).over(group)
@@ -175,7 +203,7 @@ class _Run:
         self.log = torch.zeros(2, training.iterations, device=device)  # loss and accuracy of the epoch's iterations
         self.watch = Watch(self.log, self.state.trainable())
         self.engine = engine
-        self.predict = GraphedPrediction(learner) if engine == "graph" else None
+        self.predict = GraphedPrediction(learner, training.norm_statistics) if engine == "graph" else None
         self.stepping: Learner | None = None  # the learner that `step` steps
         self.step: Callable[[Episodes], Outcome]
         self.started = 0.0
@@ -212,9 +240,9 @@ class _Run:
                 self.folder.finish(summary)
         result = self.group.from_first(self.folder.summary)
         assert result is not None
-        return Trained(
-            self.folder.path, self.state, [line.as_json() for line in self.progress.metrics], result.as_json()
-        )
+        metrics = [line.as_json() for line in self.progress.metrics]
+        parts = (self.learner, self.dataset, self.training)
+        return Trained(self.folder.path, self.state, metrics, result.as_json(), *parts)
 
     def _epoch(self) -> None:
         epoch = self.progress.epoch
@@ -283,10 +311,9 @@ class _Run:
                     self._stop(self.training.iterations)
                 raise Interrupted(self.folder.path, "in the test after all epochs")
 
-        seed, batch = self.training.seed, self.training.eval_batch
-        return evaluate(
-            self.learner, states, self.dataset, split, self.shape, tasks, seed, batch, between, self.group, self.predict
-        )
+        seed, batch, norm = self.training.seed, self.training.eval_batch, self.training.norm_statistics
+        which = (self.dataset, split, self.shape, tasks, seed, batch)
+        return evaluate(self.learner, states, *which, between, self.group, self.predict, norm_statistics=norm)
 
     def _record(self, validation: Evaluation, timing: Timing) -> None:
         """End an epoch: a checkpoint, from which the other files follow."""
