@@ -38,6 +38,7 @@ def prepare(model: nn.Module) -> nn.Module:
 
     Batch norm in the copy always normalises with the statistics of the batch at hand (transductive).
     """
+    _check_kind(model)
     model = copy.deepcopy(model)
     for name, layer in model.named_modules():
         where = f"'{name}' ({type(layer).__name__})"
@@ -53,6 +54,25 @@ def prepare(model: nn.Module) -> nn.Module:
             layer.track_running_stats = False
             layer.running_mean = layer.running_var = layer.num_batches_tracked = None
     return model
+
+
+def _check_kind(model: nn.Module) -> None:
+    """Raise an error for a model that runs by other code than its own, or that has hooks we would not run."""
+    for name, layer in model.named_modules():
+        where = f"layer '{name}'" if name else "the model"
+        kind = type(layer).__name__
+        if isinstance(layer, torch.jit.ScriptModule):
+            raise UserError(f"{where} is a torch.jit module, which cannot run for many tasks: give the original module")
+        if isinstance(layer, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            raise UserError(f"{where} is wrapped in {kind}: give the module inside, model.module")
+        if kind == "OptimizedModule":  # of torch._dynamo, which is slow to import
+            raise UserError(f"{where} is compiled by torch.compile: give the original module")
+    for name, weight in model.named_parameters():
+        if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
+            raise UserError(
+                f"parameter '{name}' has a hook, which would have no effect on the gradients of a task: remove it; an"
+                " inner rule of your own can change gradients"
+            )
 
 
 def initialises(module: nn.Module) -> bool:
@@ -93,7 +113,8 @@ class VmapBackend:
 
     def __init__(self, module: nn.Module, adapted: tuple[str, ...], fixed_norms: bool = False) -> None:
         self.module, self.adapted = module, adapted
-        self._norms = FIXED_NORMS if fixed_norms else {}
+        self._fixed_norms = fixed_norms
+        self._functions = {**FUNCTIONS, **FIXED_NORMS} if fixed_norms else FUNCTIONS
         self._spread: dict[type, bool] = {}  # whether a tuple or dict of inputs goes to the model as its arguments
         self._has_run = self._keeps_apart = False  # what needs to be looked at once alone
 
@@ -156,7 +177,9 @@ class VmapBackend:
         versions = {name: buffer._version for name, buffer in buffers.items()}
 
         def one_task(fast: Mapping[str, Tensor], x: Inputs, mask: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
-            functions = {**FUNCTIONS, **({} if mask is None else masked_norms(mask, given.fewest)), **self._norms}
+            functions = self._functions
+            if mask is not None and not self._fixed_norms:
+                functions = {**functions, **masked_norms(mask, given.fewest)}
             with _Replacing(functions), _watching(norms(self.module) if watch else {}, mask) as seen:
                 outputs = functional_call(self.module, {**buffers, **shared, **fast}, *self._arguments(x))
             if not isinstance(outputs, Tensor):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import numbers
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast
@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast
 from torch import nn
 
 from gradshare.engine import vmapped
-from gradshare.errors import UserError, check_range, short_repr
+from gradshare.errors import UserError, check_range, check_whole, short_repr
 from gradshare.learners.learner import Learner
 from gradshare.method.losses import LOSSES, Loss
 from gradshare.method.rules import Rule, chain, rate_per_element, rate_per_tensor_and_step, scale, stop_gradient
@@ -234,16 +234,20 @@ def _first_link(sharing: Sharing) -> Rule | None:
 def _learner(
     model: nn.Module, links: list[Rule], steps: int, loss: Loss, adapted: tuple[str, ...], **more: Any
 ) -> Learner:
-    if not isinstance(steps, numbers.Integral):
-        raise UserError(f"steps is a whole number, not {short_repr(steps)}")
-    if steps < 1:
-        raise UserError(f"an inner loop has at least one step, not {steps}")
+    check_whole("steps", steps, 1)
     for name, value in {"loss": loss, "inner_loss": more["inner_loss"]}.items():
         if not callable(value) and value not in LOSSES and not (name == "inner_loss" and value is None):
             _unknown(name, value, LOSSES)
     if not adapted:
         raise UserError("the model has no weight to adapt: none requires a gradient")
-    return Learner(vmapped.prepare(model), chain(*links), int(steps), loss, adapted, **more)
+    prepared = vmapped.prepare(model)
+    if any(not layer.training for layer in vmapped.norms(model).values()):
+        warnings.warn(
+            "model.eval() has no effect on batch norm, which normalises with the statistics of the batch at hand: use"
+            " norm_statistics='support' at test to normalise with those of the support set",
+            stacklevel=3,
+        )
+    return Learner(prepared, chain(*links), int(steps), loss, adapted, **more)
 
 
 def _unknown(what: str, value: str, known: Any) -> NoReturn:

@@ -15,6 +15,7 @@ from gradshare.engine.cuda_graph import record
 from gradshare.learners.learner import Learner, Outcome
 from gradshare.learners.outer import meta_step
 from gradshare.method.episodes import Episodes
+from gradshare.method.network import NormStatistics
 from gradshare.method.rules import Tree
 from gradshare.method.state import MetaState
 
@@ -74,8 +75,8 @@ class GraphedStep:
 class GraphedPrediction:
     """`learner.logits` for any state, recorded for every size of batch that comes."""
 
-    def __init__(self, learner: Learner) -> None:
-        self._learner = learner
+    def __init__(self, learner: Learner, norm_statistics: NormStatistics = "batch") -> None:
+        self._learner, self._norm_statistics = learner, norm_statistics
         self._state: MetaState | None = None
         self._graphs: dict[Any, tuple[torch.cuda.CUDAGraph, Episodes, Tensor]] = {}  # by the batch's shapes and types
 
@@ -95,7 +96,7 @@ class GraphedPrediction:
         return logits.clone()
 
     def _record(self, state: MetaState, episodes: Episodes) -> tuple[torch.cuda.CUDAGraph, Episodes, Tensor]:
-        graph, logits = record(lambda: self._learner.logits(state, episodes))
+        graph, logits = record(lambda: self._learner.logits(state, episodes, norm_statistics=self._norm_statistics))
         return graph, episodes, logits
 
 

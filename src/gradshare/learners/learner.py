@@ -18,7 +18,7 @@ from gradshare.method.adapt import adapt
 from gradshare.method.episodes import Episodes, Inputs, check_examples, check_inputs, map_inputs, tensors_of
 from gradshare.method.losses import Loss, accuracy, task_losses
 from gradshare.method.network import Network, NormStatistics
-from gradshare.method.rules import Rule, Tree, Weights, sum_of_tasks
+from gradshare.method.rules import Rule, Tree, Weights, checked, sum_of_tasks
 from gradshare.method.state import MetaState, check_fit
 
 
@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
         return self.fault == 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Learner:
     """A meta-learning algorithm bound to a model. Made by `gs.maml` and its siblings.
 
@@ -64,6 +64,13 @@ class Learner:
     precision: Precision = "float32"  # tf32 and bf16: the GPU kernels, where they fit
     group: Group = ALONE  # the processes that the tasks of a batch are spread over
     inner_loss: Loss | None = None  # of the inner loop; None: the same as `loss`
+
+    def __repr__(self) -> str:
+        weights = sum(weight.numel() for weight in self.module.parameters())
+        links = ", ".join(map(repr, getattr(self.rule, "links", [self.rule])))
+        losses = repr(self.loss) if self.inner_loss is None else f"{self.loss!r}, inner_loss={self.inner_loss!r}"
+        model = f"{type(self.module).__name__} of {weights:,} weights, {len(self.adapted)} of its tensors adapted"
+        return f"Learner({model}; rule {links}; steps={self.steps}, loss={losses})"
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: the fields, without what was computed from them."""
@@ -145,7 +152,7 @@ class Learner:
         Reads the memory of `state`, returns the next one, and changes nothing.
         """
         self._check(state)
-        shared, batch = self._shared_of_steps(state, self.steps), episodes.tasks
+        shared, batch = self._shared_of_steps(state), episodes.tasks
         episodes = episodes if self.group.size == 1 else episodes[self.group.share(batch)]
         x, y, mask = episodes.support_x, episodes.support_y, episodes.support_mask
         trajectory, memory = self._adapt(state, shared, x, y, mask, training=True)
@@ -282,16 +289,25 @@ class Learner:
         def support_losses(fast: Weights, k: int) -> Tensor:
             return self.losses(network.forward(fast, shared[k], inputs, inner=True), y, mask, inner=True)
 
-        return adapt(
+        found = adapt(
             network.start(state.params),
             support_losses,
-            network.rule(self.rule, one_process=alone),
+            self._rule(),
             network.pack(state.learned),
             network.pack(state.memory),
             tasks=len(y),
             steps=len(shared),
             total=total,
         )
+        vars(self)["_rule_seen"] = True
+        return found
+
+    def _rule(self) -> Rule:
+        """The rule in the network's layout; until it has run once, with a look at what it computes."""
+        rule, any_layout = self.rule, getattr(self.rule, "any_layout", False)
+        if "_rule_seen" not in vars(self) and (self.precision == "float32" or not any_layout):  # else by fused programs
+            rule = checked(rule)
+        return self.network.rule(rule, one_process=self.group.size == 1)
 
     def _split(self, fast: Weights) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What each task has of its own, `[tasks, *shape]`, and what all tasks have in common, `[*shape]`."""
@@ -332,8 +348,9 @@ class Learner:
         per_step = state.learned.get("per_step", {})
         return fixed | {name: values[min(step, len(values) - 1)] for name, values in per_step.items()}
 
-    def _shared_of_steps(self, state: MetaState, steps: int) -> list[Weights]:
+    def _shared_of_steps(self, state: MetaState, steps: int | None = None) -> list[Weights]:
         """Weights that are not adapted, at each inner step, in the network's layout."""
+        steps = self.steps if steps is None else steps
         if not self.per_step:
             return [self.network.shared(self._shared(state, 0))] * steps
         return [self.network.shared(self._shared(state, step)) for step in range(steps)]

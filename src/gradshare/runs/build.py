@@ -15,7 +15,7 @@ from gradshare.errors import UserError
 from gradshare.learners import algorithms
 from gradshare.learners.learner import Learner
 from gradshare.method.variants import first_link
-from gradshare.runs.config import TRAINING, RunConfig
+from gradshare.runs.config import TRAINING, RunConfig, recorded
 from gradshare.runs.display import Display
 from gradshare.runs.folder import merge_with_saved
 from gradshare.runs.train import Trained, train
@@ -100,7 +100,4 @@ def _recorded(config: RunConfig, choice: Choice) -> dict[str, Any]:
     """The options for config.json, with the choice in place of what was left open."""
     names = [name for name in ("device", "engine", "precision") if getattr(config, name) == "auto"]
     chosen = {name: getattr(choice, name) for name in names}
-    options = {**asdict(config), **chosen, "threads": config.threads or choice.threads}
-    if not config.deterministic:
-        del options["deterministic"]  # runs from before there was this option lack it, and can be resumed
-    return options
+    return recorded({**asdict(config), **chosen, "threads": config.threads or choice.threads})
