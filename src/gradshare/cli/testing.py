@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gradshare.method.state import MetaState
     from gradshare.runs.evaluate import Evaluation
 
+OwnArms = Annotated[tuple[str, ...], SEVERAL, Parameter(show_default=False)]
 WORDS = {"batch": "transductive", "support": "inductive"}
 
 
@@ -44,7 +45,8 @@ class TestTasks:
     dataset: str | None = None
     """Another data set than the run's own, by name or folder. Its images must fit the network."""
     norm_statistics: Literal["batch", "support"] | None = None
-    """Batch norm: statistics of the query batch (transductive), or of the support set; by default as the run has it."""
+    """Batch norm: statistics of the query batch (transductive), or of the support set (inductive); by default as the
+    run has it."""
     __test__ = False  # pytest would take the class for a test
 
     def check(self) -> None:
@@ -72,7 +74,7 @@ class Tested:
         return [self.label, str(self.epochs[0]), score(self.best), f"{score(self.ensemble)} ({len(self.epochs)})"]
 
 
-def test(folder: Path, options: TestTasks = TestTasks(), *, arm: Annotated[tuple[str, ...], SEVERAL] = ()) -> None:
+def test(folder: Path, options: TestTasks = TestTasks(), *, arm: OwnArms = ()) -> None:
     """Test a trained run on new tasks: its best epoch, and the ensemble of its five best.
 
     For a comparison, a grid, or any folder of runs: a table with a row for each run.
