@@ -122,22 +122,16 @@ class _Train:
                 self.run(group.from_first(self.config), group, go_on)
 
     def run(self, config: RunConfig, group: Group, go_on: str) -> None:
-        from gradshare.experiments.display import RunView
         from gradshare.runs.build import choice_for, run
-        from gradshare.runs.display import Silent
         from gradshare.runs.torchrun import first_of_machine_first
 
         group.share(config.tasks)  # raises an error if there are more processes than tasks
         with first_of_machine_first(group):
             dataset = load_data(config.dataset, config.pixels)
-        choice = choice_for(config, group)
-        if not group.first:
-            run(config, self.folder, self.resume, Silent(), dataset, group, self.own)
-            return
-        print(choice, flush=True)
-        with says_how_to_go_on(go_on), RunView(config.arm, RunFolder(self.folder), config) as view:
-            run(config, self.folder, self.resume, view.display, dataset, group, self.own)
-        _print_summary(RunFolder(self.folder))
+        if group.first:
+            print(choice_for(config, group), flush=True)
+        with says_how_to_go_on(go_on) if group.first else nullcontext():
+            run(config, self.folder, self.resume, None, dataset, group, self.own)
 
 
 @app.command
@@ -242,15 +236,6 @@ def _score(result: Any) -> str:
     if result.loss is None:
         return "no finite loss"
     return f"loss {result.loss:.4g}" + ("" if result.interval is None else f" ± {result.interval:.2g}")
-
-
-def _print_summary(run: RunFolder) -> None:
-    summary = run.summary()
-    assert summary is not None, "the run is finished"
-    print(printable(f"best epoch {summary.best_epoch}; run in {run.path}"))
-    if summary.test is not None:
-        print(f"test, best: {_score(summary.test.best)}")
-        print(f"test, ensemble: {_score(summary.test.ensemble)}")
 
 
 app.command(data_app)

@@ -230,8 +230,9 @@ def run(
     workers.check()
     chosen = _select(patterns, arms, controls)
     own = own_arms({one.arm for one in chosen})
-    from gradshare.experiments.display import AT_WORK, counts
+    from gradshare.experiments.display import AT_WORK
     from gradshare.experiments.grid import read_state
+    from gradshare.runs.display import counts
 
     cells = _planned(Path(os.path.realpath(out)), chosen, options, seeds, workers.without_gpu)
     _check_before_training(cells, own)
@@ -259,8 +260,9 @@ def status(folder: Path = Path("runs/grid"), *patterns: str, watch: bool = False
     """
     from rich.console import Console
 
-    from gradshare.experiments import display
+    from gradshare.experiments.display import watch as watch_cells
     from gradshare.experiments.grid import planned, read_state
+    from gradshare.runs.display import status_table
 
     cells = planned(folder)
     if not cells:
@@ -270,10 +272,10 @@ def status(folder: Path = Path("runs/grid"), *patterns: str, watch: bool = False
     if not cells:
         raise UserError(f"no run in {folder} matches {' '.join(patterns)}")
     if not watch:
-        Console().print(display.status_table({cell.label: read_state(cell) for cell in cells}))
+        Console().print(status_table({cell.label: read_state(cell) for cell in cells}))
         return
     try:
-        display.watch(cells)
+        watch_cells(cells)
     except KeyboardInterrupt:
         return
 
@@ -334,7 +336,7 @@ def _train(
     cells: Sequence[Cell], engine: Local | Ray, out: Path, retries: int = 2, rows: Sequence[Status] = ()
 ) -> list[Failure]:
     """Train the cells that have not ended; `rows`: the status of those with a row in the live table."""
-    from gradshare.experiments.display import View
+    from gradshare.experiments.display import CellView
     from gradshare.experiments.supervise import supervise
 
     left = [cell for cell in cells if not cell.ended]
@@ -343,7 +345,7 @@ def _train(
             cell.plan()
         if not left:
             return []
-        with View.of_cells(left, rows) as view:
+        with CellView(left, rows) as view:
             return supervise(left, engine, view, retries, out)
 
 

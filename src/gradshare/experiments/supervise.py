@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, Self
 
 from gradshare.errors import TOO_LITTLE_MEMORY, UserError, out_of_memory, print_warnings_as_lines
-from gradshare.experiments.grid import Cell, Follower
+from gradshare.experiments.grid import Cell
 from gradshare.runs.build import run
+from gradshare.runs.display import Follower
 from gradshare.runs.divergence import Diverged
 from gradshare.runs.locks import FolderLocked
 from gradshare.runs.workers import Interrupted, become_worker, stop_requests

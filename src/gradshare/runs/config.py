@@ -221,11 +221,23 @@ def _build(kind: type[Options], options: dict[str, Any], path: Path) -> Options:
 
 
 MAY_GROW = ("epochs", "patience")
+FINGERPRINT = "fingerprint"  # the entry of config.json that describes the learner: `gradshare.runs.fingerprint`
 
 
 def identity(options: dict[str, Any]) -> str:
-    """A digest that differs between runs: of all options but those that may grow."""
-    return str(add_checksum({name: value for name, value in options.items() if name not in MAY_GROW})["sha256"])
+    """A digest that differs between runs: of all options but those that may grow, and what older runs do not have."""
+    left_out = (*MAY_GROW, FINGERPRINT)
+    return str(add_checksum({name: value for name, value in options.items() if name not in left_out})["sha256"])
+
+
+def grows(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """The options by which a run is to train longer than it has.
+
+    Example:
+        >>> grows({"epochs": 20, "patience": 3}, {"epochs": 30, "patience": 5}), grows({"epochs": 20}, {"epochs": 10})
+        (['epochs', 'patience'], [])
+    """
+    return [name for name in MAY_GROW if wanted.get(name, 0) > stored.get(name, 0) > 0]  # a patience of 0 is none
 
 
 def check_same_options(
@@ -234,25 +246,23 @@ def check_same_options(
     """Raise an error unless the run in a folder has the wanted options.
 
     Args:
-        longer: whether more epochs may be wanted than the run has.
+        longer: whether more epochs, or more patience, may be wanted than the run has.
         rate_falls: whether the outer rate falls over the epochs; a run with more of them is another run then.
     """
-    for name in sorted(stored.keys() | wanted.keys()):
+    more = grows(stored, wanted) if longer else []
+    for name in sorted((stored.keys() | wanted.keys()) - {FINGERPRINT}):
         has, want = (options.get(name, LATER.get(name)) for options in (stored, wanted))
-        if has == want:
-            continue
-        more = name == "epochs" and longer and has is not None and want is not None and want > has
-        if not more:
+        if has != want and name not in more:
             raise UserError(
                 f"the run in {folder} has {name} = {has!r}, not {want!r}: give the same options"
-                + (" (epochs may be more)" if name == "epochs" and longer else "")
+                + (f" ({name} may be more)" if name in MAY_GROW and longer else "")
                 + ", or choose another folder"
             )
-        if rate_falls:
-            raise UserError(
-                f"the outer rate of the run in {folder} falls over its {has} epochs, so a run of {want} is another one:"
-                " choose another folder"
-            )
+    if "epochs" in more and rate_falls:
+        raise UserError(
+            f"the outer rate of the run in {folder} falls over its {stored['epochs']} epochs, so a run of"
+            f" {wanted['epochs']} is another one: choose another folder"
+        )
 
 
 def check_further_entries(about: Any) -> dict[str, Any]:
@@ -264,7 +274,7 @@ def check_further_entries(about: Any) -> dict[str, Any]:
         return {}
     if not isinstance(about, Mapping) or not all(isinstance(name, str) for name in about):
         raise UserError(f"about is a dict with names for its keys, not {short_repr(about)}")
-    if taken := set(about) & {*TRAINING, "version", "sha256"}:
+    if taken := set(about) & {*TRAINING, FINGERPRINT, "version", "sha256"}:
         raise UserError(f"about has {', '.join(sorted(taken))}, which config.json has already: choose other names")
     if "method" in about and {*about} | (RUN & LATER.keys()) != RUN:
         raise UserError("about has method, which config.json has for models of the command line: choose another name")
