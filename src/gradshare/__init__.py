@@ -31,7 +31,8 @@ _HOME = {
         "stop_gradient",
     ],
     "learners.learner": ["Learner", "Outcome"],
-    "learners.outer": ["meta_step", "optimiser"],
+    "learners.optimisers": ["optimiser"],
+    "learners.outer": ["meta_step"],
     "runs.export": ["from_pretrained", "load_run", "save_pretrained"],
     "method.sharing": ["GradientSharing", "share_by_agreement", "share_gradients"],
     "method.state": ["MetaState"],
@@ -49,7 +50,8 @@ if TYPE_CHECKING:
     from gradshare.errors import UserError
     from gradshare.learners.algorithms import anil, first_order_maml, maml, maml_plus_plus, meta_sgd
     from gradshare.learners.learner import Learner, Outcome
-    from gradshare.learners.outer import meta_step, optimiser
+    from gradshare.learners.optimisers import optimiser
+    from gradshare.learners.outer import meta_step
     from gradshare.method import testing
     from gradshare.method.controls import BatchOnly, GateOnly, MemoryOnly
     from gradshare.method.episodes import Episodes, Shape, TaskSource

@@ -31,7 +31,7 @@ from gradshare.errors import (
 )
 from gradshare.experiments.presets import experiment
 from gradshare.method.variants import variant
-from gradshare.runs.config import RunConfig
+from gradshare.runs.config import MAY_GROW, Log, RunConfig
 from gradshare.runs.folder import RunFolder
 from gradshare.runs.workers import one_of_several
 
@@ -54,6 +54,7 @@ def train(
     preset: str | None = None,
     out: Path | None = None,
     resume: Path | None = None,
+    log: Log | None = None,
     timeout: float = 60.0,
 ) -> None:
     """Train one run: with sharing, unless --arm or the preset names another arm.
@@ -67,8 +68,10 @@ def train(
     out
         Folder for the run; it must not hold one already.
     resume
-        Go on with the run in this folder. It has its own options: give no others, except for more --epochs, and --arm
-        again if the arm is your own.
+        Go on with the run in this folder. It has its own options: give no others, except for more --epochs or more
+        --patience, and --arm again if the arm is your own.
+    log
+        Also write the numbers of every epoch to FOLDER/tensorboard (pip install "gradshare[tensorboard]").
     timeout
         With torchrun: seconds that a process waits for another before it gives up.
     """
@@ -77,7 +80,7 @@ def train(
         raise UserError("give the run's folder: --out FOLDER for a new run, or --resume FOLDER to go on (one of them)")
     if out and variant(options.arm).rate != 1:
         raise UserError(f"{options.arm} is an arm of compare; here give --arm original and the --inner-lr you mean")
-    command = _Train(options, preset, folder, resume is not None)
+    command = _Train(options, preset, folder, resume is not None, log)
     if one_of_several():
         command.run_in_group(timeout)
         return
@@ -89,17 +92,22 @@ def train(
 class _Train:
     """The command `train` with its options."""
 
-    def __init__(self, options: Given, preset: str | None, folder: Path, resume: bool) -> None:
-        self.options, self.preset, self.folder, self.resume = options, preset, folder, resume
+    def __init__(self, options: Given, preset: str | None, folder: Path, resume: bool, log: Log | None) -> None:
+        self.options, self.preset, self.folder, self.resume, self.log = options, preset, folder, resume, log
         named = [options.arm] if "arm" in options.given else [experiment(preset).arm] if preset else []
         self.own = own_arms(named)
 
     def config(self) -> RunConfig:
         if not self.resume:
+            if RunFolder(self.folder).exists():
+                raise UserError(
+                    f"{self.folder} already holds a run: go on with it (--resume), or choose another folder"
+                )
             return self.options.over(self.preset)
         given = self.options.given
-        if set(given) - {"epochs", "arm"} or self.preset is not None:
-            raise UserError(f"the run in {self.folder} has its own options: give --resume alone, or with more --epochs")
+        if set(given) - {*MAY_GROW, "arm"} or self.preset is not None:
+            more = "give --resume alone, or with more --epochs or --patience"
+            raise UserError(f"the run in {self.folder} has its own options: {more}")
         stored = RunFolder(self.folder).config()
         if stored is None:
             raise UserError(f"the run in {self.folder} was started from Python: go on with it there")
@@ -109,9 +117,11 @@ class _Train:
 
     def to_go_on(self) -> str:
         """The command that goes on with the run, without the program's name."""
-        more = f" --epochs {self.options.epochs}" if self.resume and "epochs" in self.options.given else ""
+        given = self.options.given if self.resume else {}
+        more = "".join(f" --{name} {given[name]}" for name in MAY_GROW if name in given)
         arm = f" --arm {self.own[0]}" if self.own else ""
-        return f"train --resume {shlex.quote(str(self.folder))}{more}{arm}"
+        log = f" --log {self.log}" if self.log else ""
+        return f"train --resume {shlex.quote(str(self.folder))}{more}{arm}{log}"
 
     def run_in_group(self, timeout: float) -> None:
         from gradshare.runs.torchrun import command, ends_at_once, processes, report_once
@@ -131,7 +141,7 @@ class _Train:
         if group.first:
             print(choice_for(config, group), flush=True)
         with says_how_to_go_on(go_on) if group.first else nullcontext():
-            run(config, self.folder, self.resume, None, dataset, group, self.own)
+            run(config, self.folder, self.resume, None, dataset, group, self.own, self.log)
 
 
 @app.command

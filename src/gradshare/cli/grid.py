@@ -22,7 +22,7 @@ from gradshare.errors import MOST_SEED, UserError, check_range, printable
 from gradshare.experiments.presets import IMAGE, Experiment, described, experiment, matches, preset, select
 from gradshare.files import tidy
 from gradshare.method.variants import first_link
-from gradshare.runs.config import RunConfig, with_arm
+from gradshare.runs.config import MAY_GROW, Log, RunConfig, with_arm
 from gradshare.runs.folder import merge_with_saved
 from gradshare.runs.workers import one_of_several
 
@@ -41,6 +41,7 @@ def compare(
     controls: bool = False,
     arms: Arms = ("original", "shared"),
     jobs: int = 0,
+    log: Log | None = None,
 ) -> None:
     """Train a method with and without sharing on the same tasks; then table, plots and report.
 
@@ -54,6 +55,8 @@ def compare(
         Also train the four controls: half-rate, gate-only, batch-only, memory-only.
     jobs
         Arms trained at a time, each in a process of its own; 0 is one for each core, or one with a GPU.
+    log
+        Also write the numbers of every epoch to OUT/ARM/tensorboard (pip install "gradshare[tensorboard]").
     """
     check_range("jobs", jobs, 0)
     if one_of_several():
@@ -69,14 +72,16 @@ def compare(
     from gradshare.experiments.grid import Cell
     from gradshare.experiments.supervise import Local
     from gradshare.runs.build import choice_for
+    from gradshare.runs.trackers import trackers_for
 
-    cells = _as_begun([Cell.of_arm(out, with_arm(config, arm)) for arm in chosen], "epochs" in options.given)
+    trackers_for(log, out)  # raises an error if it is not installed
+    cells = _as_begun([Cell.of_arm(out, with_arm(config, arm)) for arm in chosen], options)
     _check_before_training(cells, own)
     at_a_time, threads = side_by_side(jobs, len(cells), choice_for(config).device)
     each = "" if at_a_time == 1 else f"{at_a_time} arms at a time, each "
     print(f"{each}{choice_for(replace(config, threads=config.threads or threads))}", flush=True)
     with tidy(out):
-        failures = _train(_with_threads(cells, threads), Local(at_a_time, own), out)
+        failures = _train(_with_threads(cells, threads), Local(at_a_time, own, log), out)
         for failure in failures:
             failure.cell.withdraw()
     _end_if_failed(failures, len(cells))
@@ -308,15 +313,16 @@ def _planned(
         for one, config in configs.items()
         for seed in sorted(set(seeds))
     ]
-    return _as_begun(cells, "epochs" in options.given)
+    return _as_begun(cells, options)
 
 
 def _on_cpu(config: RunConfig) -> RunConfig:
     return replace(config, device="cpu") if config.device == "auto" else config
 
 
-def _as_begun(cells: Iterable[Cell], longer: bool) -> list[Cell]:
-    """Cells with the device, threads, ... that they were begun with; `longer`: with more epochs if they are wanted."""
+def _as_begun(cells: Iterable[Cell], options: Given) -> list[Cell]:
+    """Cells with the device, threads, ... that they were begun with; longer than that if the options ask for it."""
+    longer = any(name in options.given for name in MAY_GROW)
     return [replace(cell, config=merge_with_saved(cell.config, cell.folder, longer)) for cell in cells]
 
 

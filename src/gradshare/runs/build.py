@@ -16,10 +16,10 @@ from gradshare.learners import algorithms
 from gradshare.learners.learner import Learner
 from gradshare.method.episodes import Shape
 from gradshare.method.variants import first_link
-from gradshare.runs.config import TRAINING, RunConfig, recorded
+from gradshare.runs.config import TRAINING, Log, RunConfig, recorded
 from gradshare.runs.display import Display
 from gradshare.runs.folder import merge_with_saved
-from gradshare.runs.trackers import tracker_named
+from gradshare.runs.trackers import trackers_for
 from gradshare.runs.train import Trained, train
 
 METHODS: dict[str, Callable[..., Learner]] = {
@@ -75,16 +75,16 @@ def run(
     dataset: Dataset | None = None,
     group: Group = ALONE,
     allowed: Container[str] = (),
-    log: str | None = None,
+    log: Log | None = None,
 ) -> Trained:
     """Train what a configuration describes.
 
     Args:
         resume, display, group: as `train` has them.
         allowed: as `build_learner` has it.
-        log: `"tensorboard"`, or None.
+        log: where else the numbers go.
     """
-    trackers = tracker_named(log, folder)
+    trackers = trackers_for(log, folder)
     config = config if resume is False else merge_with_saved(config, folder, longer=True)
     # Several processes may resume a run that one process started with a CUDA graph, which they cannot use.
     choice = choice_for(replace(config, engine="auto") if resume and group.size > 1 else config, group)

@@ -13,6 +13,7 @@ from gradshare.errors import MOST, MOST_SEED, MOST_THREADS, UserError, check_ran
 from gradshare.files import add_checksum, verify_checksum, written_by_newer
 from gradshare.method.variants import variant
 
+Log = Literal["tensorboard"]  # where else the numbers of a run go: `gradshare.runs.trackers`
 Method = Literal["maml", "metasgd", "mamlpp", "fomaml", "anil"]
 VERSION = 1
 

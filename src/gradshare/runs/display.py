@@ -88,7 +88,10 @@ def result_lines(summary: Summary, folder: Path) -> list[str]:
     ended = "" if summary.ended is None else f" ({summary.ended})"
     lines = [f"best epoch {summary.best_epoch}{ended}; run in {folder}"]
     if summary.test is not None:
-        lines += [f"test, best: {score_text(summary.test.best)}", f"test, ensemble: {score_text(summary.test.ensemble)}"]
+        lines += [
+            f"test, best: {score_text(summary.test.best)}",
+            f"test, ensemble: {score_text(summary.test.ensemble)}",
+        ]
     return lines
 
 

@@ -64,7 +64,9 @@ def _algorithm(learner: Learner, links: list[str]) -> str:
 
     if links[-1] != "Scale":
         return ALGORITHMS.get(links[-1], "a rule of your own")
-    owned = [layer.named_parameters(name) for name, layer in learner.module.named_modules() if isinstance(layer, BATCH_NORMS)]
+    owned = [
+        layer.named_parameters(name) for name, layer in learner.module.named_modules() if isinstance(layer, BATCH_NORMS)
+    ]
     norms = {name for names in owned for name, _ in names}
     trained = {name for name, weight in learner.module.named_parameters() if weight.requires_grad}
     if not trained - norms <= set(learner.adapted):
@@ -107,7 +109,9 @@ def describe_optimiser(optimiser: Optimizer) -> str:
         kept = {name: value for name, value in values.items() if name == "lr" or value != defaults.get(name)}
         groups.append(_call(type(optimiser).__name__, {name: describe(value) for name, value in kept.items()}))
     sizes = [len(group["params"]) for group in optimiser.param_groups]
-    return groups[0] if len(groups) == 1 else "; ".join(f"{n} tensors {one}" for n, one in zip(sizes, groups, strict=True))
+    return (
+        groups[0] if len(groups) == 1 else "; ".join(f"{n} tensors {one}" for n, one in zip(sizes, groups, strict=True))
+    )
 
 
 def describe(value: Any, depth: int = DEPTH) -> Any:
@@ -122,19 +126,31 @@ def describe(value: Any, depth: int = DEPTH) -> Any:
     if isinstance(value, float):
         return value if value == value and abs(value) < float("inf") else str(value)
     if isinstance(value, partial):
-        parts = [describe(value.func), *map(describe, value.args), *(f"{k}={describe(v)}" for k, v in value.keywords.items())]
+        parts = [
+            describe(value.func),
+            *map(describe, value.args),
+            *(f"{k}={describe(v)}" for k, v in value.keywords.items()),
+        ]
         return f"partial({', '.join(map(str, parts))})"
     if inspect.isroutine(value) or isinstance(value, type):
         return value.__name__
     if hasattr(value, "dtype") and hasattr(value, "tolist"):  # a tensor or an array
-        return value.tolist() if getattr(value, "ndim", 1) == 0 else f"{value.dtype} {list(value.shape)}".removeprefix("torch.")
+        return (
+            value.tolist()
+            if getattr(value, "ndim", 1) == 0
+            else f"{value.dtype} {list(value.shape)}".removeprefix("torch.")
+        )
     if depth == 0:
         return type(value).__name__
     if isinstance(value, Mapping):
         return {str(key): describe(one, depth - 1) for key, one in value.items()}
     if isinstance(value, tuple | list):
         plain = [describe(one, depth - 1) for one in value]
-        return plain if not hasattr(value, "_fields") else _call(type(value).__name__, dict(zip(value._fields, plain, strict=True)))
+        return (
+            plain
+            if not hasattr(value, "_fields")
+            else _call(type(value).__name__, dict(zip(value._fields, plain, strict=True)))
+        )
     return _call(type(value).__name__, {name: describe(one, depth - 1) for name, one in _own_values(value)})
 
 

@@ -144,12 +144,12 @@ def best_epochs(epochs: Sequence[Epoch], count: int = ENSEMBLE) -> list[int]:
     """
 
     def rank(line: Epoch) -> tuple[float, float]:
-        if not line.validated:
-            return 0, -line.epoch
         if line.val_accuracy is not None:
             return 0, -line.val_accuracy
         return line.val_diverged, math.inf if line.val_loss is None else line.val_loss
 
+    if not any(line.validated for line in epochs):
+        return [line.epoch for line in reversed(epochs)][:count]
     return [line.epoch for line in sorted(epochs, key=rank)[:count]]
 
 

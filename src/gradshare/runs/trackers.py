@@ -10,14 +10,13 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol
 
 from gradshare.errors import LineWarning, UserError, short_repr
-from gradshare.runs.config import FINGERPRINT
+from gradshare.runs.config import FINGERPRINT, Log
 from gradshare.runs.records import Epoch, Test
 from gradshare.runs.workers import Interrupted
 
-Log = Literal["tensorboard"]
 METHODS = ("log_hyperparams", "log_metrics", "finalize")
 
 
@@ -67,7 +66,7 @@ class Trackers:
                 continue
             except Exception as error:
                 self.trackers.remove(tracker)
-                _warn(f"{type(tracker).__name__}.{method} raised {type(error).__name__}: {error}; the run goes on without it")
+                _warn(f"{type(tracker).__name__}.{method} raised {type(error).__name__}, and is left out: {error}")
 
 
 def _warn(text: str) -> None:
@@ -108,7 +107,9 @@ def epoch_numbers(line: Epoch) -> dict[str, float]:
     """
     found: dict[str, float | None] = {}
     for name, value in line.as_json().items():
-        found |= {f"{name}/{step}": one for step, one in enumerate(value, 1)} if isinstance(value, list) else {name: value}
+        found |= (
+            {f"{name}/{step}": one for step, one in enumerate(value, 1)} if isinstance(value, list) else {name: value}
+        )
     del found["epoch"]
     return _finite(found)
 
@@ -154,10 +155,6 @@ class TensorBoard:
             self._writer.close()
 
 
-def tracker_named(log: str | None, run: Path) -> list[Tracker]:
-    """The tracker that the command line names, for a run."""
-    if log is None:
-        return []
-    if log not in get_args(Log):
-        raise UserError(f"a log is one of {', '.join(get_args(Log))}, not {short_repr(log)}")
-    return [TensorBoard(run)]
+def trackers_for(log: Log | None, run: Path) -> list[Tracker]:
+    """The tracker that `--log` names, for a run in a folder."""
+    return [] if log is None else [TensorBoard(run)]

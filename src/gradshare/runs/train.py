@@ -21,7 +21,7 @@ from gradshare.engine.backends import Precision
 from gradshare.engine.choose import Engine, choose
 from gradshare.engine.processes import ALONE, Group, PeerLost
 from gradshare.errors import UserError, check_number, path_of, short_repr
-from gradshare.learners.graphs import GraphedPrediction, compiled_step
+from gradshare.learners.graphs import GraphedPrediction, GraphedStep
 from gradshare.learners.learner import Learner, Outcome
 from gradshare.learners.optimisers import check_optimiser, cosine, optimiser_tensors, restore_optimiser, set_rate
 from gradshare.learners.optimisers import optimiser as adam
@@ -226,6 +226,20 @@ def _outer(optimiser: Any, schedule: Any, state: MetaState, training: Training) 
     return _Outer(made, None if factors is None else tuple(map(float, factors)))
 
 
+def _recordable(chosen: str, asked: str, optimiser: torch.optim.Optimizer) -> str:
+    """The engine: a CUDA graph only with an optimiser whose steps can be recorded."""
+    capturable = all(
+        group.get("capturable", isinstance(optimiser, torch.optim.SGD)) for group in optimiser.param_groups
+    )
+    if chosen == "graph" and not capturable:
+        if asked == "graph":
+            raise UserError(
+                f"a step of this {type(optimiser).__name__} cannot be recorded: make it with capturable=True"
+            )
+        return "eager"
+    return chosen
+
+
 class _Run:
     """A run in progress."""
 
@@ -303,7 +317,7 @@ class _Run:
         self.started = time.monotonic() - self.progress.seconds
         learner = self.learner.at(epoch)
         factor = 1.0 if self.factors is None else self.factors[epoch]
-        set_rate(self.optimiser, cosine(factor, learner.final_outer_rate, epoch, self.training.epochs))
+        set_rate(self.optimiser, factor * cosine(learner.final_outer_rate, epoch, self.training.epochs))
         self._choose_step(learner)
         for iteration in range(self.progress.iteration, self.training.iterations):
             self._iterate(epoch, iteration)
@@ -318,7 +332,7 @@ class _Run:
         self.stepping = learner
         options = (self.training.gradient_clamp, self.training.micro_batch, self.training.checkpoint)
         if self.engine == "graph":
-            self.step = compiled_step(learner, self.state, self.optimiser, *options)
+            self.step = GraphedStep(learner, self.state, self.optimiser, options[0])
         else:
             self.step = lambda episodes: meta_step(learner, self.state, self.optimiser, episodes, *options)
 
@@ -374,15 +388,17 @@ class _Run:
     def _record(self, validation: Evaluation | None, timing: Timing) -> None:
         """End an epoch: a checkpoint, from which the other files follow."""
         loss, accuracy = map(finite_mean, self.log)
-        line = Epoch(timing.epoch, loss, accuracy, self.watch.skipped, **_gates(self.state))
-        if validation is not None:
-            line = replace(
-                line,
-                val_loss=validation.loss,
-                val_accuracy=validation.accuracy,
-                val_interval=validation.interval,
-                val_diverged=validation.diverged,
-            )
+        line = Epoch(
+            timing.epoch,
+            train_loss=loss,
+            train_accuracy=accuracy,
+            skipped=self.watch.skipped,
+            val_loss=None if validation is None else validation.loss,
+            val_accuracy=None if validation is None else validation.accuracy,
+            val_interval=None if validation is None else validation.interval,
+            val_diverged=0 if validation is None else validation.diverged,
+            **_gates(self.state),
+        )
         self.watch.next_epoch()
         self.progress = Progress(
             line.epoch, metrics=(*self.progress.metrics, line), timings=(*self.progress.timings, timing)
