@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from gradshare.errors import MOST, MOST_SEED, MOST_THREADS, UserError, check_range, short_repr
 from gradshare.files import add_checksum, verify_checksum, written_by_newer
+from gradshare.learners.fingerprint import BUILT_IN
 from gradshare.method.variants import variant
 
 Log = Literal["tensorboard"]  # where else the numbers of a run go: `gradshare.runs.trackers`
@@ -222,7 +224,8 @@ def _build(kind: type[Options], options: dict[str, Any], path: Path) -> Options:
 
 
 MAY_GROW = ("epochs", "patience")
-FINGERPRINT = "fingerprint"  # the entry of config.json that describes the learner: `gradshare.runs.fingerprint`
+FINGERPRINT = "fingerprint"  # the entry of config.json that describes the learner of a run from Python
+NAMED = 3  # differences of fingerprints that an error names
 
 
 def identity(options: dict[str, Any]) -> str:
@@ -264,6 +267,43 @@ def check_same_options(
             f"the outer rate of the run in {folder} falls over its {stored['epochs']} epochs, so a run of"
             f" {wanted['epochs']} is another one: choose another folder"
         )
+
+
+def check_same_learner(folder: Path, stored: Any, wanted: Any) -> None:
+    """Raise an error that says what differs, if a run is resumed with another learner than it was trained with.
+
+    A run of an older version has no fingerprint; it was trained with the built-in Adam.
+    """
+    if not isinstance(wanted, dict):
+        return
+    has = stored if isinstance(stored, dict) else {"optimiser": BUILT_IN, "schedule": None}
+    found = list(islice(_differences(has, wanted), NAMED + 1))
+    if found:
+        more = ", and more" if len(found) > NAMED else ""
+        raise UserError(
+            f"the run in {folder} was trained with another learner: {'; '.join(found[:NAMED])}{more}."
+            " Give the same learner, or choose another folder"
+        )
+
+
+def _differences(has: dict[str, Any], want: dict[str, Any]) -> Iterator[str]:
+    for name in has:
+        one, other = has[name], want.get(name)
+        if name == "schedule" and one and other:  # a run may become longer
+            one, other = one[: len(other)], other[: len(one)]
+        if one == other:
+            continue
+        if isinstance(one, dict) and isinstance(other, dict):
+            for key in [*one, *(key for key in other if key not in one)]:
+                if one.get(key) != other.get(key):
+                    yield f"{key} {one.get(key, 'absent')}, not {other.get(key, 'absent')}"
+        else:
+            yield f"{name} {_shown(one)}, not {_shown(other)}"
+
+
+def _shown(value: Any) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= 120 else short_repr(value, 120)
 
 
 def check_further_entries(about: Any) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from gradshare.runs import checkpoints, locks
 from gradshare.runs.config import (
     FINGERPRINT,
     RunConfig,
+    check_same_learner,
     check_same_options,
     grows,
     identity,
@@ -48,7 +49,6 @@ from gradshare.runs.config import (
     parse_options,
 )
 from gradshare.runs.divergence import Diverged
-from gradshare.runs.fingerprint import check_same_learner
 from gradshare.runs.records import (
     ENSEMBLE,
     Divergence,
@@ -271,18 +271,21 @@ class RunFolder:
                 (self.path / DONE).unlink()
         if damage and over:
             _warn(f"the run in {self.path} is damaged: {damage}; it is tested again")
-        self._warn_of_lost(sorted(best_epochs(progress.metrics)))
+        self._warn_of_lost(best_epochs(progress.metrics))
 
     def _warn_of_lost(self, epochs: list[int]) -> None:
-        """Name the best epochs whose checkpoints are gone, or of a finished run damaged, while they can be restored."""
-        lost = [epoch for epoch in epochs if not checkpoints.of_epoch(self.checkpoint_folder, epoch).exists()]
+        """Name what is gone of the best epochs, best first, while it can be restored.
+
+        The test needs all of them. A finished run keeps the best one for use.
+        """
         if self.done:
-            for epoch in epochs:
-                try:
-                    self.load_epoch(epoch)
-                except UserError as error:
-                    _warn(f"{error} (the result of the run in {self.path} is complete without it)")
-        elif lost:
+            try:
+                self.load_epoch(epochs[0])
+            except UserError as error:
+                _warn(f"{error}; the result of the run stands")
+            return
+        lost = [epoch for epoch in sorted(epochs) if not checkpoints.of_epoch(self.checkpoint_folder, epoch).exists()]
+        if lost:
             _warn(
                 f"the run in {self.path} has lost the checkpoints of some of its best epochs"
                 f" ({', '.join(map(str, lost))}): the test needs them, unless later epochs are better;"

@@ -6,6 +6,7 @@ A tracker has the three methods of Lightning Fabric's loggers, so those can be u
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -73,7 +74,7 @@ def _warn(text: str) -> None:
     try:
         warnings.warn(" ".join(text.split()), LineWarning, stacklevel=2)
     except LineWarning as warning:  # a filter makes errors of warnings, and no tracker may end a run
-        print(f"gradshare: {warning}", flush=True)
+        print(f"gradshare: {warning}", file=sys.stderr, flush=True)
 
 
 @contextmanager

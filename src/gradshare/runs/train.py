@@ -21,6 +21,7 @@ from gradshare.engine.backends import Precision
 from gradshare.engine.choose import Engine, choose
 from gradshare.engine.processes import ALONE, Group, PeerLost
 from gradshare.errors import UserError, check_number, path_of, short_repr
+from gradshare.learners.fingerprint import fingerprint
 from gradshare.learners.graphs import GraphedPrediction, GraphedStep
 from gradshare.learners.learner import Learner, Outcome
 from gradshare.learners.optimisers import check_optimiser, cosine, optimiser_tensors, restore_optimiser, set_rate
@@ -32,7 +33,6 @@ from gradshare.runs.config import FINGERPRINT, Training, check_further_entries, 
 from gradshare.runs.display import Display, Silent, check_display, shown
 from gradshare.runs.divergence import Diverged, Watch
 from gradshare.runs.evaluate import Evaluation, check_learner_and_source, evaluate, finite_mean
-from gradshare.runs.fingerprint import fingerprint
 from gradshare.runs.folder import RunFolder, next_free
 from gradshare.runs.locks import locked
 from gradshare.runs.records import (

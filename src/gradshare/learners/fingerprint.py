@@ -8,14 +8,11 @@ options say it all.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
-from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from gradshare.errors import UserError, short_repr
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,7 +22,6 @@ if TYPE_CHECKING:
 
 BUILT_IN = "Adam"  # the optimiser of a run that was given none; its rate is the option outer_lr
 DEPTH = 4  # of values within values
-NAMED = 3  # differences that an error names
 ALGORITHMS = {"RatePerElement": "meta_sgd", "RatePerTensorAndStep": "maml_plus_plus"}
 PERFORMANCE = ("params", "initial_lr", "foreach", "fused", "capturable", "differentiable")  # of an optimiser's options
 
@@ -108,96 +104,48 @@ def describe_optimiser(optimiser: Optimizer) -> str:
         values["lr"] = float(group.get("initial_lr", group["lr"]))
         kept = {name: value for name, value in values.items() if name == "lr" or value != defaults.get(name)}
         groups.append(_call(type(optimiser).__name__, {name: describe(value) for name, value in kept.items()}))
+    if len(groups) == 1:
+        return groups[0]
     sizes = [len(group["params"]) for group in optimiser.param_groups]
-    return (
-        groups[0] if len(groups) == 1 else "; ".join(f"{n} tensors {one}" for n, one in zip(sizes, groups, strict=True))
-    )
+    return "; ".join(f"{size} tensors: {one}" for size, one in zip(sizes, groups, strict=True))
 
 
 def describe(value: Any, depth: int = DEPTH) -> Any:
-    """A value as JSON, the same in every process: no addresses, and of other objects the class and its plain fields.
+    """A value as JSON, the same in every process: of an object its class and its fields, of a function its name.
 
     Example:
         >>> describe(partial(max, 3)), describe({"a": (1, 2.5)})
-        ('partial(max, 3)', {'a': [1, 2.5]})
+        ('partial(func=max, args=[3], keywords={})', {'a': [1, 2.5]})
     """
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return value if value == value and abs(value) < float("inf") else str(value)
-    if isinstance(value, partial):
-        parts = [
-            describe(value.func),
-            *map(describe, value.args),
-            *(f"{k}={describe(v)}" for k, v in value.keywords.items()),
-        ]
-        return f"partial({', '.join(map(str, parts))})"
+        return value if math.isfinite(value) else str(value)
     if inspect.isroutine(value) or isinstance(value, type):
         return value.__name__
-    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # a tensor or an array
-        return (
-            value.tolist()
-            if getattr(value, "ndim", 1) == 0
-            else f"{value.dtype} {list(value.shape)}".removeprefix("torch.")
-        )
     if depth == 0:
         return type(value).__name__
     if isinstance(value, Mapping):
         return {str(key): describe(one, depth - 1) for key, one in value.items()}
-    if isinstance(value, tuple | list):
-        plain = [describe(one, depth - 1) for one in value]
-        return (
-            plain
-            if not hasattr(value, "_fields")
-            else _call(type(value).__name__, dict(zip(value._fields, plain, strict=True)))
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        return [describe(one, depth - 1) for one in value]
+    return _call(type(value).__name__, {name: describe(one, depth - 1) for name, one in _fields(value).items()})
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """What makes an object what it is, by name."""
+    if isinstance(value, partial):
+        return {"func": value.func, "args": value.args, "keywords": value.keywords}
+    if hasattr(value, "tolist"):  # a tensor or an array
+        return {"dtype": str(value.dtype), "shape": tuple(value.shape)} | (
+            {} if value.ndim else {"value": value.item()}
         )
-    return _call(type(value).__name__, {name: describe(one, depth - 1) for name, one in _own_values(value)})
-
-
-def _own_values(value: Any) -> Iterator[tuple[str, Any]]:
-    """The fields of an object that make it what it is."""
     if is_dataclass(value):
-        yield from ((one.name, getattr(value, one.name)) for one in fields(value) if one.init)
-    else:
-        yield from ((name, one) for name, one in getattr(value, "__dict__", {}).items() if not name.startswith("_"))
+        return {one.name: getattr(value, one.name) for one in fields(value) if one.init}
+    if hasattr(value, "_fields"):
+        return {name: getattr(value, name) for name in value._fields}
+    return {name: one for name, one in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
 
 
 def _call(name: str, values: Mapping[str, Any]) -> str:
-    return f"{name}({', '.join(f'{key}={value!r}' for key, value in values.items())})"
-
-
-def check_same_learner(folder: Path, stored: Any, wanted: Any) -> None:
-    """Raise an error that says what differs, if a run is resumed with another learner than it was trained with.
-
-    A run of an older version has no fingerprint; it was trained with the built-in Adam.
-    """
-    if not isinstance(wanted, dict):
-        return
-    has = stored if isinstance(stored, dict) else {"optimiser": BUILT_IN, "schedule": None}
-    found = list(islice(_differences(has, wanted), NAMED + 1))
-    if found:
-        more = ", and more" if len(found) > NAMED else ""
-        raise UserError(
-            f"the run in {folder} was trained with another learner: {'; '.join(found[:NAMED])}{more}."
-            " Give the same learner, or choose another folder"
-        )
-
-
-def _differences(has: dict[str, Any], want: dict[str, Any]) -> Iterator[str]:
-    for name in has:
-        one, other = has[name], want.get(name)
-        if name == "schedule" and one and other:  # a run may become longer
-            one, other = one[: len(other)], other[: len(one)]
-        if one == other:
-            continue
-        if isinstance(one, dict) and isinstance(other, dict):
-            for key in [*one, *(key for key in other if key not in one)]:
-                if one.get(key) != other.get(key):
-                    yield f"{key} {one.get(key, 'absent')}, not {other.get(key, 'absent')}"
-        else:
-            yield f"{name} {_shown(one)}, not {_shown(other)}"
-
-
-def _shown(value: Any) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if len(text) <= 120 else short_repr(value, 120)
+    return f"{name}({', '.join(f'{key}={value}' for key, value in values.items())})"
