@@ -41,7 +41,7 @@ def copy(finished: Path, tmp_path: Path) -> Path:
 
 
 def resume(dataset: gs.Dataset, folder: Path, **options: Any) -> None:
-    gs.train(learner(), dataset, folder, resume=True, **TINY | options)
+    gs.train(learner(), dataset, folder, resume=True, display=False, **TINY | options)
 
 
 def test_a_finished_run_can_be_checked_with_sha256sum(finished: Path) -> None:

@@ -121,7 +121,7 @@ def test_a_report_of_a_run_without_validation(dataset: gs.Dataset, tmp_path: Pat
     (run,) = read_runs(tmp_path / "run")
     assert run.measure == "accuracy" and run.best_val is None and run.status == "done"
     reports.write_report(tmp_path / "run")
-    assert "nan" not in (tmp_path / "run" / "report.md").read_text().lower()
+    assert "nan" not in (tmp_path / "run" / "table.md").read_text().lower()
 
 
 class OnlyTrain:
