@@ -125,7 +125,7 @@ def test_the_outer_rate_follows_a_cosine() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 0}, "at least one step, not 0"),
+        ({"steps": 0}, "steps is 0; it must be at least 1"),
         ({"loss": "hinge"}, "loss 'hinge' is not one of cross_entropy, mse"),
     ],
 )

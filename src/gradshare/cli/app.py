@@ -9,7 +9,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from cyclopts import App, CycloptsError
 
@@ -18,16 +18,15 @@ from gradshare.cli.bench import bench
 from gradshare.cli.data import data_app
 from gradshare.cli.grid import compare, grid_app, show_report
 from gradshare.cli.options import Given, Options, own_arms
-from gradshare.cli.waiting import load_data, says_how_to_go_on, stoppable, stoppable_run, typed_command
+from gradshare.cli.testing import test
+from gradshare.cli.waiting import load_data, say, says_how_to_go_on, stoppable, stoppable_run, typed_command
 from gradshare.errors import (
-    MOST_SEED,
     TOO_LITTLE_MEMORY,
     RendezvousFailed,
     UserError,
     check_range,
     out_of_memory,
     print_warnings_as_lines,
-    printable,
 )
 from gradshare.experiments.presets import experiment
 from gradshare.method.variants import variant
@@ -139,64 +138,12 @@ class _Train:
         with first_of_machine_first(group):
             dataset = load_data(config.dataset, config.pixels)
         if group.first:
-            print(choice_for(config, group), flush=True)
+            say(str(choice_for(config, group)))
         with says_how_to_go_on(go_on) if group.first else nullcontext():
             run(config, self.folder, self.resume, None, dataset, group, self.own, self.log)
 
 
-@app.command
-def test(
-    folder: Path,
-    *,
-    tasks: int = 600,
-    seed: int | None = None,
-    split: Literal["train", "val", "test"] = "test",
-    arm: str | None = None,
-) -> None:
-    """Test a trained run on new tasks: its best epoch, and the ensemble of its five best.
-
-    Parameters
-    ----------
-    folder
-        A run folder.
-    tasks
-        How many tasks.
-    seed
-        Which tasks; by default those of the run's own test.
-    split
-        train, val or test.
-    arm
-        The run's arm, if it is your own, package.module:Class: a name in a run folder is not imported.
-    """
-    from gradshare.data.dataset import load_dataset
-    from gradshare.engine.choose import apply
-    from gradshare.method.episodes import Shape
-    from gradshare.method.state import check_fit
-    from gradshare.runs.build import choice_for
-    from gradshare.runs.evaluate import evaluate
-    from gradshare.runs.export import load_run
-
-    if tasks < 2:
-        raise UserError(f"an interval over tasks needs at least 2 tasks, not {tasks}")
-    check_range("tasks", tasks, 2)
-    check_range("seed", seed or 0, 0, MOST_SEED)
-    saved = load_run(folder)
-    config = saved.run_config
-    choice = choice_for(config)
-    apply(choice)
-    dataset = load_dataset(config.dataset, config.pixels).to(choice.device)
-    learner = saved.learner(own_arms([arm] if arm else [])).to(choice.device, choice.precision)
-    shape = Shape(config.ways, config.shots, config.queries)
-    states = [saved.state(epoch).to(choice.device) for epoch in saved.best_epochs] or [saved.state()]
-    for state in states:
-        check_fit(learner.init().tensors(), state.tensors())
-    which = config.seed if seed is None else seed
-    for name, chosen in {
-        f"best epoch {saved.best_epochs[0]}": states[:1],
-        f"ensemble of {len(states)}": states,
-    }.items():
-        result = evaluate(learner, chosen, dataset, split, shape, tasks, which, config.eval_batch)
-        print(f"{name}: {_score(result)} over {tasks} {split} tasks")
+app.command(test)
 
 
 @app.command
@@ -236,16 +183,7 @@ def export(run: Path, folder: Path, *, epoch: int | None = None, license: str = 
         check_range("epoch", epoch, 1)
     saved = load_run(run)
     saved.save_pretrained(folder, epoch, license)
-    print(f"epoch {epoch or saved.best_epochs[0]} of {run} is in {folder}: config.json, model.safetensors, README.md")
-
-
-def _score(result: Any) -> str:
-    """The accuracy, or for regression the loss, of something that has both, with its interval."""
-    if result.accuracy is not None:
-        return f"{result.accuracy:.2%} ± {result.interval:.2%}"
-    if result.loss is None:
-        return "no finite loss"
-    return f"loss {result.loss:.4g}" + ("" if result.interval is None else f" ± {result.interval:.2g}")
+    say(f"epoch {epoch or saved.best_epochs[0]} of {run} is in {folder}: config.json, model.safetensors, README.md")
 
 
 app.command(data_app)
@@ -259,6 +197,8 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # a folder's name may be no valid text
     print_warnings_as_lines()
     try:
+        if any("\0" in word for word in sys.argv):
+            raise UserError("there is a NUL character in the command, which no name of a file can have")
         with nullcontext() if one_of_several() else stoppable(f"to go on: {typed_command()}"):
             app(sys.argv[1:], exit_on_error=False, print_error=False)
     except (CycloptsError, UserError) as error:
@@ -274,5 +214,5 @@ def main() -> None:
 def _end(reason: str, each: bool = False) -> NoReturn:
     """Print one line and end with exit code 2; of several processes only the first prints it, or each."""
     if not one_of_several() or os.environ["RANK"] == "0" or each:  # the others have the same reason
-        print(f"gradshare: {printable(' '.join(reason.split()))}", file=sys.stderr)
+        say(f"gradshare: {' '.join(reason.split())}", error=True)
     raise SystemExit(2) from None

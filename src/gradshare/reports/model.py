@@ -74,6 +74,11 @@ class Run:
         return self.variant.name
 
     @property
+    def norm_statistics(self) -> str:
+        """Of batch norm in validation and test: batch or support. Older runs do not say, and are all batch."""
+        return str(self.options.get("norm_statistics", "batch"))
+
+    @property
     def marks(self) -> list[str]:
         """What a reader has to know before the numbers, in a word or two each."""
         found = {

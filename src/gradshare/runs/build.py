@@ -90,7 +90,7 @@ def run(
     choice = choice_for(replace(config, engine="auto") if resume and group.size > 1 else config, group)
     apply(choice)
     options = _recorded(config, choice)
-    data = (dataset or load_dataset(config.dataset, config.pixels)).to(choice.device)
+    data = dataset or load_dataset(config.dataset, config.pixels)
     data.check("train", Shape(config.ways, config.shots, config.queries))  # before a network of so many ways is built
     return train(
         build_learner(config, data.image, allowed),

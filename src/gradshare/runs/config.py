@@ -20,6 +20,13 @@ Method = Literal["maml", "metasgd", "mamlpp", "fomaml", "anil"]
 VERSION = 1
 
 
+NORM_STATISTICS = {
+    "batch": "Evaluation is transductive: batch norm, if the network has it, uses the statistics of the query batch.",
+    "support": "Evaluation is inductive: batch norm, if the network has it, uses the statistics of the support set.",
+}
+"""What reports and model cards say about the option `norm_statistics`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """How long to train, on which tasks, and how to evaluate."""
@@ -104,7 +111,7 @@ class RunConfig(Training):
     precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
     """float32: PyTorch's operations; tf32, bf16: our GPU kernels; auto is tf32 if they support the run."""
     threads: int = 0
-    """CPU threads; 0: one for each core that the process may use."""
+    """CPU threads; 0: as OMP_NUM_THREADS says, else one for each core that the process may use."""
     deterministic: bool = False
     """The same bits in every run on a GPU too, by slower algorithms of PyTorch; on a CPU it is always so."""
 

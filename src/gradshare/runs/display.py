@@ -20,7 +20,7 @@ from gradshare.errors import UserError, printable, short_repr
 from gradshare.runs.config import Training
 from gradshare.runs.divergence import saturated
 from gradshare.runs.folder import METRICS, TIMINGS, RunFolder
-from gradshare.runs.records import Epoch, Score, Status, Summary
+from gradshare.runs.records import Epoch, Status, Summary
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -95,10 +95,11 @@ def result_lines(summary: Summary, folder: Path) -> list[str]:
     return lines
 
 
-def score_text(score: Score) -> str:
-    """An accuracy, or for regression a loss, with its interval.
+def score_text(score: Any) -> str:
+    """The accuracy, or for regression the loss, of a `Score` or an `Evaluation`, with its interval.
 
     Example:
+        >>> from gradshare.runs.records import Score
         >>> score_text(Score(accuracy=0.5, interval=0.0123, loss=1.5))
         '50.00% ± 1.23%'
     """

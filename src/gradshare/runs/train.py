@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gradshare.data.tasks import on_device
 from gradshare.engine.backends import Precision
 from gradshare.engine.choose import Engine, choose
 from gradshare.engine.processes import ALONE, Group, PeerLost
@@ -32,7 +34,7 @@ from gradshare.method.state import MetaState, check_fit
 from gradshare.runs.config import FINGERPRINT, Training, check_further_entries, identity, recorded
 from gradshare.runs.display import Display, Silent, check_display, shown
 from gradshare.runs.divergence import Diverged, Watch
-from gradshare.runs.evaluate import Evaluation, check_learner_and_source, evaluate, finite_mean
+from gradshare.runs.evaluate import Evaluable, Evaluation, Parts, check_learner_and_source, evaluate, finite_mean
 from gradshare.runs.folder import RunFolder, next_free
 from gradshare.runs.locks import locked
 from gradshare.runs.records import (
@@ -55,13 +57,32 @@ STATE = ("params/", "learned/", "memory/")  # how the names of a state's tensors
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A finished run."""
+class Trained(Evaluable):
+    """A finished run. `gs.evaluate(run)` evaluates its best epoch."""
 
     folder: Path
     state: MetaState  # after the last epoch
     metrics: list[dict[str, Any]]  # the lines of metrics.jsonl
     summary: dict[str, Any]  # summary.json
+    learner: Learner  # as it was trained, on its device
+    dataset: TaskSource
+    training: Training
+
+    @cached_property
+    def best(self) -> MetaState:
+        """The state after the best epoch by validation; without validation, after the last one."""
+        tensors = RunFolder(self.folder).load_epoch(self.summary["best_epoch"])
+        state = self.learner.init()
+        load_state(state, tensors)
+        return state
+
+    @property
+    def last(self) -> MetaState:
+        """The state after the last epoch."""
+        return self.state
+
+    def parts(self, dataset: TaskSource | None = None) -> Parts:
+        return Parts(self.learner, self.dataset if dataset is None else dataset, self.training)
 
     def __repr__(self) -> str:
         return f"Trained({str(self.folder)!r}, {len(self.metrics)} epochs, the best is {self.summary['best_epoch']})"
@@ -102,14 +123,14 @@ def train(
     """Train a learner, with checkpoints, validation and test, in a run folder.
 
     Args:
-        dataset: a `Dataset`, or anything with its method `sample`.
+        dataset: from `gs.load_dataset` or `gs.tasks`, or anything with their method `sample`.
         folder: the run folder; it must not hold a run already, unless `resume`. None is the next free `runs/run-N`.
         resume: continue the run in the folder, with the same learner and options; a finished run is returned as it is,
             unless `epochs` or `patience` ask for more than it has. None: continue if there is one, else start.
         display: False shows nothing; None and True show the progress: a live table on a terminal, else a line for each
             epoch. Or your own, with the methods of `gradshare.runs.display.Display`.
         about: further entries for `config.json`, such as a name for the model: JSON values, or paths.
-        device: `"cpu"` or `"cuda"`; the data set must give tasks there, or on the CPU.
+        device: `"cpu"` or `"cuda"`; a data set of ours is moved there, another gives tasks there, or on the CPU.
         engine: `"graph"` records a meta-iteration as one CUDA graph; `"eager"` runs it operation by operation;
             `"auto"` is graph on a GPU, in one process.
         precision: `"float32"` for any model; `"tf32"` and `"bf16"` run `Conv4` by our GPU kernels, many times faster.
@@ -174,7 +195,8 @@ def train(
     if "method" not in options:  # the options of the command line describe the learner
         options[FINGERPRINT] = fingerprint(learner, outer.optimiser if optimiser else None, outer.factors)
     how = _recordable(chosen, engine, outer.optimiser)
-    run = _Run(learner, dataset, RunFolder(place), training, state, outer, torch.device(device), how)
+    data = on_device(dataset, torch.device(device))  # once, so that tasks are drawn there
+    run = _Run(learner, data, RunFolder(place), training, state, outer, torch.device(device), how)
     with ExitStack() as stack:
         group.from_first(lambda: stack.enter_context(locked(place)))
         if group.size == 1:
@@ -261,7 +283,7 @@ class _Run:
         self.progress, self.identity = Progress(), ""
         self.log = torch.zeros(2, training.iterations, device=device)  # loss and accuracy of the epoch's iterations
         self.watch = Watch(self.log, self.state.trainable())
-        self.predict = GraphedPrediction(learner) if engine == "graph" else None
+        self.predict = GraphedPrediction(learner, training.norm_statistics) if engine == "graph" else None
         self.stepping: Learner | None = None  # the learner that `step` steps
         self.step: Callable[[Episodes], Outcome]
         self.started = 0.0
@@ -301,16 +323,15 @@ class _Run:
                 self.folder.finish(summary, self.identity)
         result = self.group.from_first(self.folder.summary)
         assert result is not None
-        return Trained(
-            self.folder.path, self.state, [line.as_json() for line in self.progress.metrics], result.as_json()
-        )
+        metrics = [line.as_json() for line in self.progress.metrics]
+        parts = (self.learner, self.dataset, self.training)
+        return Trained(self.folder.path, self.state, metrics, result.as_json(), *parts)
 
     @property
     def _over(self) -> bool:
         """Whether no epoch is left to train."""
-        if self.progress.epoch >= self.training.epochs:
-            return True
-        return not self.progress.iteration and out_of_patience(self.progress.metrics, self.training.patience)
+        done = self.progress.epoch >= self.training.epochs
+        return done or out_of_patience(self.progress.metrics, self.training.patience)
 
     def _epoch(self) -> None:
         epoch = self.progress.epoch
@@ -380,10 +401,9 @@ class _Run:
                     self._stop(self.training.iterations)
                 raise Interrupted(self.folder.path, "in the test after all epochs")
 
-        seed, batch = self.training.seed, self.training.eval_batch
-        return evaluate(
-            self.learner, states, self.dataset, split, self.shape, tasks, seed, batch, between, self.group, self.predict
-        )
+        seed, batch, norm = self.training.seed, self.training.eval_batch, self.training.norm_statistics
+        which = (self.dataset, split, self.shape, tasks, seed, batch)
+        return evaluate(self.learner, states, *which, between, self.group, self.predict, norm_statistics=norm)
 
     def _record(self, validation: Evaluation | None, timing: Timing) -> None:
         """End an epoch: a checkpoint, from which the other files follow."""
