@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -70,7 +70,8 @@ class Tested:
 
     @property
     def row(self) -> list[str]:
-        return [self.label, str(self.epochs[0]), score_text(self.best), f"{score_text(self.ensemble)} ({len(self.epochs)})"]
+        ensemble = f"{score_text(self.ensemble)} ({len(self.epochs)})"
+        return [self.label, str(self.epochs[0]), score_text(self.best), ensemble]
 
 
 def test(folder: Path, options: TestTasks = TestTasks(), *, arm: Annotated[tuple[str, ...], SEVERAL] = ()) -> None:

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,10 +26,18 @@ from gradshare.errors import UserError, check_number, path_of, short_repr
 from gradshare.learners.fingerprint import fingerprint
 from gradshare.learners.graphs import GraphedPrediction, GraphedStep
 from gradshare.learners.learner import Learner, Outcome
-from gradshare.learners.optimisers import check_optimiser, cosine, optimiser_tensors, restore_optimiser, set_rate
+from gradshare.learners.optimisers import (
+    capturable,
+    check_optimiser,
+    cosine,
+    optimiser_tensors,
+    restore_optimiser,
+    set_rate,
+)
 from gradshare.learners.optimisers import optimiser as adam
 from gradshare.learners.outer import meta_step
 from gradshare.method.episodes import Episodes, Shape, TaskSource, draw, task_key
+from gradshare.method.network import NormStatistics
 from gradshare.method.state import MetaState, check_fit
 from gradshare.runs.config import FINGERPRINT, Training, check_further_entries, identity, recorded
 from gradshare.runs.display import Display, Silent, check_display, shown
@@ -116,7 +124,7 @@ def train(
     eval_batch: int = Training.eval_batch,
     seed: int = Training.seed,
     patience: int = Training.patience,
-    norm_statistics: Literal["batch", "support"] = Training.norm_statistics,
+    norm_statistics: NormStatistics = Training.norm_statistics,
     micro_batch: int | None = Training.micro_batch,
     checkpoint: bool = Training.checkpoint,
 ) -> Trained:
@@ -250,16 +258,11 @@ def _outer(optimiser: Any, schedule: Any, state: MetaState, training: Training) 
 
 def _recordable(chosen: str, asked: str, optimiser: torch.optim.Optimizer) -> str:
     """The engine: a CUDA graph only with an optimiser whose steps can be recorded."""
-    capturable = all(
-        group.get("capturable", isinstance(optimiser, torch.optim.SGD)) for group in optimiser.param_groups
-    )
-    if chosen == "graph" and not capturable:
-        if asked == "graph":
-            raise UserError(
-                f"a step of this {type(optimiser).__name__} cannot be recorded: make it with capturable=True"
-            )
-        return "eager"
-    return chosen
+    if chosen == "eager" or capturable(optimiser):
+        return chosen
+    if asked == "graph":
+        raise UserError(f"a step of this {type(optimiser).__name__} cannot be recorded: make it with capturable=True")
+    return "eager"
 
 
 class _Run:
@@ -353,7 +356,7 @@ class _Run:
         self.stepping = learner
         options = (self.training.gradient_clamp, self.training.micro_batch, self.training.checkpoint)
         if self.engine == "graph":
-            self.step = GraphedStep(learner, self.state, self.optimiser, options[0])
+            self.step = GraphedStep(learner, self.state, self.optimiser, *options)
         else:
             self.step = lambda episodes: meta_step(learner, self.state, self.optimiser, episodes, *options)
 
