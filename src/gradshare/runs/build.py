@@ -14,10 +14,12 @@ from gradshare.engine.processes import ALONE, Group
 from gradshare.errors import UserError
 from gradshare.learners import algorithms
 from gradshare.learners.learner import Learner
+from gradshare.method.episodes import Shape
 from gradshare.method.variants import first_link
-from gradshare.runs.config import TRAINING, RunConfig, recorded
+from gradshare.runs.config import TRAINING, Log, RunConfig, recorded
 from gradshare.runs.display import Display
 from gradshare.runs.folder import merge_with_saved
+from gradshare.runs.trackers import trackers_for
 from gradshare.runs.train import Trained, train
 
 METHODS: dict[str, Callable[..., Learner]] = {
@@ -69,18 +71,27 @@ def run(
     config: RunConfig,
     folder: Path,
     resume: bool | None,
-    display: Display,
+    display: Display | bool | None,
     dataset: Dataset | None = None,
     group: Group = ALONE,
     allowed: Container[str] = (),
+    log: Log | None = None,
 ) -> Trained:
-    """Train what a configuration describes; `resume` as `train` has it, `allowed` as `build_learner` has it."""
+    """Train what a configuration describes.
+
+    Args:
+        resume, display, group: as `train` has them.
+        allowed: as `build_learner` has it.
+        log: where else the numbers go.
+    """
+    trackers = trackers_for(log, folder)
     config = config if resume is False else merge_with_saved(config, folder, longer=True)
     # Several processes may resume a run that one process started with a CUDA graph, which they cannot use.
     choice = choice_for(replace(config, engine="auto") if resume and group.size > 1 else config, group)
     apply(choice)
     options = _recorded(config, choice)
     data = dataset or load_dataset(config.dataset, config.pixels)
+    data.check("train", Shape(config.ways, config.shots, config.queries))  # before a network of so many ways is built
     return train(
         build_learner(config, data.image, allowed),
         data,
@@ -92,6 +103,7 @@ def run(
         engine=choice.engine,
         precision=choice.precision,
         group=group,
+        trackers=trackers,
         **{name: value for name, value in options.items() if name in TRAINING},
     )
 
