@@ -185,8 +185,8 @@ def threads_asked() -> int:
 def check_memory(numbers: int, device: str) -> None:
     """Raise an error if so many float32 numbers are more than the machine's memory, or a GPU's.
 
-    A process may get more memory than there is, and is killed when it uses it. So what options ask for is checked before
-    anything of that size is allocated.
+    A process may get more memory than there is, and is killed when it uses it. So what options ask for is checked
+    before anything of that size is allocated.
     """
     needed, memory = 4 * numbers, own_memory() if device == "cpu" else _gpu_memory(device)
     if needed > memory:
