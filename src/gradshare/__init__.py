@@ -16,6 +16,7 @@ _HOME = {
     "runs.config": ["RunConfig", "Training"],
     "method.controls": ["BatchOnly", "GateOnly", "MemoryOnly"],
     "data.dataset": ["Dataset", "load_dataset"],
+    "data.tasks": ["tasks"],
     "engine.processes": ["Group"],
     "method.episodes": ["Episodes", "Shape", "TaskSource"],
     "errors": ["UserError"],
@@ -31,7 +32,8 @@ _HOME = {
         "stop_gradient",
     ],
     "learners.learner": ["Learner", "Outcome"],
-    "learners.outer": ["meta_step", "optimiser"],
+    "learners.optimisers": ["optimiser"],
+    "learners.outer": ["meta_step"],
     "runs.export": ["from_pretrained", "load_run", "save_pretrained"],
     "method.sharing": ["GradientSharing", "share_by_agreement", "share_gradients"],
     "method.state": ["MetaState"],
@@ -44,12 +46,14 @@ __all__ = sorted([*_MODULE, *_MODULES])
 
 if TYPE_CHECKING:
     from gradshare.data.dataset import Dataset, load_dataset
+    from gradshare.data.tasks import tasks
     from gradshare.engine.networks import Conv4
     from gradshare.engine.processes import Group
     from gradshare.errors import UserError
     from gradshare.learners.algorithms import anil, first_order_maml, maml, maml_plus_plus, meta_sgd
     from gradshare.learners.learner import Learner, Outcome
-    from gradshare.learners.outer import meta_step, optimiser
+    from gradshare.learners.optimisers import optimiser
+    from gradshare.learners.outer import meta_step
     from gradshare.method import testing
     from gradshare.method.controls import BatchOnly, GateOnly, MemoryOnly
     from gradshare.method.episodes import Episodes, Shape, TaskSource

@@ -45,7 +45,7 @@ tasks threads values
 OPTIONS = {
     "compare": f"{RUN} arms controls jobs out preset",
     "train": f"{RUN} out preset resume timeout",
-    "test": "arm folder seed split tasks",
+    "test": "arm dataset folder norm-statistics queries seed shots split steps tasks ways",
     "report": "folder",
     "export": "epoch folder license run",
     "bench": BENCH,

@@ -316,8 +316,8 @@ def test_show_is_called_after_the_data_set(home: Path, tmp_path: Path, monkeypat
     [
         (["--ways", 0], "ways is 0; it must be at least 1"),
         (["--tasks", -1], "tasks is -1; it must be at least 1"),
-        (["--shots", 9], "has 20 images; 9-shot with 15 queries needs 24"),
-        (["--split", "test"], "5-way tasks need 5 classes; the test split of blobs has 0"),
+        (["--shots", 9], "9-shot with 15 queries needs 24 images of a class"),
+        (["--split", "test"], "the test split of blobs has no classes"),
     ],
 )
 def test_show_refuses_what_cannot_be(home: Path, words: list[object], message: str) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 import gradshare as gs
 from gradshare.learners.graphs import GraphedPrediction, GraphedStep
-from gradshare.learners.outer import adam_tensors
+from gradshare.learners.optimisers import optimiser_tensors
 from gradshare.runs import checkpoints
 from gradshare.runs.divergence import Diverged
 from tests.support.commands import gradshare
@@ -87,14 +87,14 @@ def test_a_step_that_is_not_finite_is_not_taken(dataset: gs.Dataset, recorded: b
     adam = gs.optimiser(state, 1e-2)
     graphed = GraphedStep(on_gpu, state, adam)
     for number in range(5):
-        before = {name: t.detach().clone() for name, t in {**state.tensors(), **adam_tensors(state, adam)}.items()}
+        before = {name: t.detach().clone() for name, t in {**state.tensors(), **optimiser_tensors(state, adam)}.items()}
         episodes = dataset.sample("train", gs.Shape(3, 1, 3), 2, (number,)).to("cuda")
         poisoned = number in (2, 3)
         if poisoned:
             episodes.query_x[1] = torch.nan
         outcome = graphed(episodes) if recorded else gs.meta_step(on_gpu, state, adam, episodes)
         assert outcome.fault is not None and outcome.fault.is_cuda and outcome.fault.item() == int(poisoned)
-        after = {**state.tensors(), **adam_tensors(state, adam)}
+        after = {**state.tensors(), **optimiser_tensors(state, adam)}
         same = [name for name, tensor in before.items() if torch.equal(tensor, after[name])]
         assert (same == list(before)) is poisoned
         assert all(tensor.isfinite().all() for tensor in after.values())

@@ -10,7 +10,7 @@ from torch import nn
 
 import gradshare as gs
 from gradshare.learners.algorithms import multi_step_weights
-from gradshare.learners.outer import cosine
+from gradshare.learners.optimisers import cosine
 
 
 def test_conv4_is_the_reference_backbone() -> None:
@@ -116,16 +116,16 @@ def test_maml_plus_plus_changes_over_training_as_its_recipe_says() -> None:
 
 
 def test_the_outer_rate_follows_a_cosine() -> None:
-    assert cosine(1e-3, 0.01, 0, 100) == pytest.approx(1e-3)
-    assert cosine(1e-3, 0.01, 50, 100) == pytest.approx(1e-3 * 0.505)
-    assert cosine(1e-3, 0.01, 100, 100) == pytest.approx(1e-5)
-    assert cosine(1e-3, 1.0, 37, 100) == 1e-3
+    assert cosine(0.01, 0, 100) == pytest.approx(1)
+    assert cosine(0.01, 50, 100) == pytest.approx(0.505)
+    assert cosine(0.01, 100, 100) == pytest.approx(0.01)
+    assert cosine(1.0, 37, 100) == 1
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 0}, "at least one step, not 0"),
+        ({"steps": 0}, "steps is 0; it must be at least 1"),
         ({"loss": "hinge"}, "loss 'hinge' is not one of cross_entropy, mse"),
     ],
 )

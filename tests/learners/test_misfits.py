@@ -68,7 +68,7 @@ def test_adapting_checks_its_examples_and_predicting_its_weights() -> None:
     learner, episodes = linear(), batch()
     state, (x, y) = learner.init(0), (episodes.support_x, episodes.support_y)
     assert "start with [tasks, examples]" in refusal(lambda: learner.adapt(state, x, y[:, :2]))
-    assert "are tensors, not ndarray" in refusal(lambda: learner.adapt(state, x.numpy(), y))  # type: ignore[arg-type]
+    assert "of tensors, not ndarray" in refusal(lambda: learner.adapt(state, x.numpy(), y))  # type: ignore[arg-type]
     fast = learner.adapt(state, x, y)
     assert "adapted to 3 tasks, and query_x has 2" in refusal(lambda: learner.predict(fast, episodes.query_x[:2]))
     del fast["bias"]

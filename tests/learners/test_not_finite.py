@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import gradshare as gs
-from gradshare.learners.outer import adam_tensors
+from gradshare.learners.optimisers import optimiser_tensors
 from gradshare.method.rules import InnerRule
 from tests.support.runs import Poisoned, learner
 from tests.support.steps import together
@@ -79,7 +79,7 @@ def adams(state: gs.MetaState) -> dict[str, torch.optim.Adam]:
 
 
 def everything(state: gs.MetaState, adam: torch.optim.Adam) -> dict[str, Tensor]:
-    return {name: t.detach().clone() for name, t in {**state.tensors(), **adam_tensors(state, adam)}.items()}
+    return {name: t.detach().clone() for name, t in {**state.tensors(), **optimiser_tensors(state, adam)}.items()}
 
 
 @pytest.mark.parametrize("kind", ["plain", "fused"])

@@ -265,8 +265,9 @@ def test_a_run_goes_on_with_its_own_learner(dataset: gs.Dataset, tmp_path: Path)
 @pytest.mark.parametrize("options, reason", [
     ({"inner_lr": float("nan")}, "inner_lr is nan"), ({"inner_lr": -0.1}, "inner_lr is -0.1"),
     ({"inner_lr": "0.1"}, "inner_lr is '0.1'"), ({"inner_lr": [0.1]}, "inner_lr is"),
-    ({"steps": 2.5}, "steps is a whole number"), ({"steps": "5"}, "steps is a whole number"),
-    ({"steps": 0}, "at least one step"),
+    ({"steps": 2.5}, "it must be a whole number"), ({"steps": True}, "steps is True; it must be a whole number"),
+    ({"steps": "5"}, "it must be a whole number"), ({"inner_loss": "rms"}, "inner_loss 'rms' is not one of"),
+    ({"steps": 0}, "it must be at least 1"),
     ({"loss": None}, "loss None is not one of"), ({"loss": 3}, "loss 3 is not one of"),
     ({"sharing": "global"}, "one of original"), ({"sharing": gs.GradientSharing}, "sharing is"),
     ({"model": None}, "a torch.nn.Module, not None"),
@@ -415,7 +416,7 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 @pytest.mark.parametrize("parts, reason", [
-    ([np.zeros((2, 3, 4)), torch.zeros(2, 3), torch.zeros(2, 3, 4), torch.zeros(2, 3)], "are tensors, not ndarray"),
+    ([np.zeros((2, 3, 4)), torch.zeros(2, 3), torch.zeros(2, 3, 4), torch.zeros(2, 3)], "of tensors, not ndarray"),
     ([torch.zeros(0, 3, 4), torch.zeros(0, 3), torch.zeros(0, 3, 4), torch.zeros(0, 3)], "at least one task"),
 ])  # fmt: skip
 def test_batches_that_cannot_be(parts: list[Any], reason: str) -> None:

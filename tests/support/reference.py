@@ -75,8 +75,8 @@ def adapt(
         return theta, forward(net, state, theta, method.steps - 1, query_x)
 
 
-def accuracy(logits: list[Tensor], targets: Tensor) -> Tensor | None:
-    if targets.is_floating_point():
+def accuracy(logits: list[Tensor], targets: Tensor | list[Tensor]) -> Tensor | None:
+    if targets[0].is_floating_point():
         return None
     return torch.stack([(row.argmax(-1) == y).double().mean() for row, y in zip(logits, targets, strict=True)])
 

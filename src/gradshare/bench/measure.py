@@ -28,7 +28,8 @@ from gradshare.errors import UserError
 from gradshare.learners import algorithms
 from gradshare.learners.graphs import GraphedPrediction, GraphedStep
 from gradshare.learners.learner import Learner
-from gradshare.learners.outer import meta_step, optimiser
+from gradshare.learners.optimisers import optimiser
+from gradshare.learners.outer import meta_step
 from gradshare.method.episodes import Episodes, Shape, task_key
 from gradshare.method.sharing import GradientSharing
 from gradshare.method.state import MetaState

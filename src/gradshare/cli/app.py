@@ -9,7 +9,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from cyclopts import App, CycloptsError
 
@@ -18,16 +18,15 @@ from gradshare.cli.bench import bench
 from gradshare.cli.data import data_app
 from gradshare.cli.grid import compare, grid_app, show_report
 from gradshare.cli.options import Given, Options, own_arms
-from gradshare.cli.waiting import load_data, says_how_to_go_on, stoppable, stoppable_run, typed_command
+from gradshare.cli.testing import score, test
+from gradshare.cli.waiting import load_data, say, says_how_to_go_on, stoppable, stoppable_run, typed_command
 from gradshare.errors import (
-    MOST_SEED,
     TOO_LITTLE_MEMORY,
     RendezvousFailed,
     UserError,
     check_range,
     out_of_memory,
     print_warnings_as_lines,
-    printable,
 )
 from gradshare.experiments.presets import experiment
 from gradshare.method.variants import variant
@@ -134,65 +133,13 @@ class _Train:
         if not group.first:
             run(config, self.folder, self.resume, Silent(), dataset, group, self.own)
             return
-        print(choice, flush=True)
+        say(str(choice))
         with says_how_to_go_on(go_on), RunView(config.arm, RunFolder(self.folder), config) as view:
             run(config, self.folder, self.resume, view.display, dataset, group, self.own)
         _print_summary(RunFolder(self.folder))
 
 
-@app.command
-def test(
-    folder: Path,
-    *,
-    tasks: int = 600,
-    seed: int | None = None,
-    split: Literal["train", "val", "test"] = "test",
-    arm: str | None = None,
-) -> None:
-    """Test a trained run on new tasks: its best epoch, and the ensemble of its five best.
-
-    Parameters
-    ----------
-    folder
-        A run folder.
-    tasks
-        How many tasks.
-    seed
-        Which tasks; by default those of the run's own test.
-    split
-        train, val or test.
-    arm
-        The run's arm, if it is your own, package.module:Class: a name in a run folder is not imported.
-    """
-    from gradshare.data.dataset import load_dataset
-    from gradshare.engine.choose import apply
-    from gradshare.method.episodes import Shape
-    from gradshare.method.state import check_fit
-    from gradshare.runs.build import choice_for
-    from gradshare.runs.evaluate import evaluate
-    from gradshare.runs.export import load_run
-
-    if tasks < 2:
-        raise UserError(f"an interval over tasks needs at least 2 tasks, not {tasks}")
-    check_range("tasks", tasks, 2)
-    check_range("seed", seed or 0, 0, MOST_SEED)
-    saved = load_run(folder)
-    config = saved.run_config
-    choice = choice_for(config)
-    apply(choice)
-    dataset = load_dataset(config.dataset, config.pixels).to(choice.device)
-    learner = saved.learner(own_arms([arm] if arm else [])).to(choice.device, choice.precision)
-    shape = Shape(config.ways, config.shots, config.queries)
-    states = [saved.state(epoch).to(choice.device) for epoch in saved.best_epochs] or [saved.state()]
-    for state in states:
-        check_fit(learner.init().tensors(), state.tensors())
-    which = config.seed if seed is None else seed
-    for name, chosen in {
-        f"best epoch {saved.best_epochs[0]}": states[:1],
-        f"ensemble of {len(states)}": states,
-    }.items():
-        result = evaluate(learner, chosen, dataset, split, shape, tasks, which, config.eval_batch)
-        print(f"{name}: {_score(result)} over {tasks} {split} tasks")
+app.command(test)
 
 
 @app.command
@@ -232,25 +179,16 @@ def export(run: Path, folder: Path, *, epoch: int | None = None, license: str = 
         check_range("epoch", epoch, 1)
     saved = load_run(run)
     saved.save_pretrained(folder, epoch, license)
-    print(f"epoch {epoch or saved.best_epochs[0]} of {run} is in {folder}: config.json, model.safetensors, README.md")
-
-
-def _score(result: Any) -> str:
-    """The accuracy, or for regression the loss, of something that has both, with its interval."""
-    if result.accuracy is not None:
-        return f"{result.accuracy:.2%} ± {result.interval:.2%}"
-    if result.loss is None:
-        return "no finite loss"
-    return f"loss {result.loss:.4g}" + ("" if result.interval is None else f" ± {result.interval:.2g}")
+    say(f"epoch {epoch or saved.best_epochs[0]} of {run} is in {folder}: config.json, model.safetensors, README.md")
 
 
 def _print_summary(run: RunFolder) -> None:
     summary = run.summary()
     assert summary is not None, "the run is finished"
-    print(printable(f"best epoch {summary.best_epoch}; run in {run.path}"))
+    say(f"best epoch {summary.best_epoch}; run in {run.path}")
     if summary.test is not None:
-        print(f"test, best: {_score(summary.test.best)}")
-        print(f"test, ensemble: {_score(summary.test.ensemble)}")
+        say(f"test, best: {score(summary.test.best)}")
+        say(f"test, ensemble: {score(summary.test.ensemble)}")
 
 
 app.command(data_app)
@@ -281,5 +219,5 @@ def main() -> None:
 def _end(reason: str, each: bool = False) -> NoReturn:
     """Print one line and end with exit code 2; of several processes only the first prints it, or each."""
     if not one_of_several() or os.environ["RANK"] == "0" or each:  # the others have the same reason
-        print(f"gradshare: {printable(' '.join(reason.split()))}", file=sys.stderr)
+        say(f"gradshare: {' '.join(reason.split())}", error=True)
     raise SystemExit(2) from None

@@ -24,7 +24,7 @@ from gradshare.bench.cases import (
     swept,
 )
 from gradshare.cli.options import SEVERAL
-from gradshare.cli.waiting import bar, stoppable
+from gradshare.cli.waiting import bar, say, stoppable
 from gradshare.errors import MOST_THREADS, UserError, check_range
 from gradshare.files import check_output
 
@@ -137,7 +137,7 @@ def _run(benchmark: Benchmark, cases: list[Case], device: str) -> None:
         results = begin(device, benchmark.precisions_on(device), benchmark.sweep)
 
         def report(outcome: Measurement | Failure) -> None:
-            print(line_of(outcome), flush=True)
+            say(line_of(outcome))
             if on_gpu:
                 progress(len(results.measurements) + len(results.failures), len(cases))
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter
 
 from gradshare.cli.options import SEVERAL, Arms, Given, GridOptions, Options, own_arms, with_controls
-from gradshare.cli.waiting import load_data, says_how_to_go_on, typed_command
-from gradshare.errors import MOST_SEED, UserError, check_range, printable
+from gradshare.cli.waiting import load_data, say, says_how_to_go_on, typed_command
+from gradshare.errors import MOST_SEED, UserError, check_range
 from gradshare.experiments.presets import IMAGE, Experiment, described, experiment, matches, preset, select
 from gradshare.files import tidy
 from gradshare.method.variants import first_link
@@ -75,7 +74,7 @@ def compare(
     at_a_time, threads = side_by_side(jobs, len(cells), choice_for(config).device)
     cells = _with_threads(cells, threads)
     each = "" if at_a_time == 1 else f"{at_a_time} arms at a time, each "
-    print(f"{each}{choice_for(cells[0].config)}", flush=True)
+    say(f"{each}{choice_for(cells[0].config)}")
     with tidy(out):
         failures = _train(cells, Local(at_a_time, own), out)
         for failure in failures:
@@ -84,7 +83,7 @@ def compare(
     diverged = {cell.label: cell.divergence for cell in cells if cell.divergence}
     show_report(out)
     for label, reason in diverged.items():
-        print(printable(f"{label} diverged and was stopped: {reason}"))
+        say(f"{label} diverged and was stopped: {reason}")
 
 
 def show_report(folder: Path) -> None:
@@ -95,7 +94,7 @@ def show_report(folder: Path) -> None:
 
     comparison = reports.write_report(folder, command=typed_command())
     Console().print(reports.rich_table(comparison))
-    print(printable(f"report: {folder / 'report.html'}"))
+    say(f"report: {folder / 'report.html'}")
 
 
 grid_app = App(name="grid", help="The paper's 96 experiments: list them, run any of them, see how far they are.")
@@ -122,13 +121,13 @@ def list_presets(
     """
     configs = {one.name: _configured(one, options) for one in _select(patterns or ("*",), arms, controls)}
     jobs, seconds = _estimated(list(configs.values()), options) if hours else (0, [])
-    print(f"{'preset':<41} {'data':<11} {'epochs':>6} {'iterations':>11} {'hours' if hours else '':>8}".rstrip())
+    say(f"{'preset':<41} {'data':<11} {'epochs':>6} {'iterations':>11} {'hours' if hours else '':>8}".rstrip())
     for number, (name, config) in enumerate(configs.items()):
         time = f"{seconds[number] / 3600:>9,.1f}" if hours else ""
-        print(f"{name:<41} {config.dataset:<11} {config.epochs:>6} {config.epochs * config.iterations:>11,}{time}")
+        say(f"{name:<41} {config.dataset:<11} {config.epochs:>6} {config.epochs * config.iterations:>11,}{time}")
     total = sum(config.epochs * config.iterations for config in configs.values())
     time = f"{sum(seconds) / 3600:>9,.1f}, {jobs} at a time: {sum(seconds) / 3600 / jobs:,.1f}" if hours else ""
-    print(f"{f'all {len(configs)}':<60} {total:>11,}{time}")
+    say(f"{f'all {len(configs)}':<60} {total:>11,}{time}")
 
 
 def _estimated(configs: list[RunConfig], options: Given) -> tuple[int, list[float]]:
@@ -139,7 +138,7 @@ def _estimated(configs: list[RunConfig], options: Given) -> tuple[int, list[floa
 
     image = load_dataset(options.dataset).image if "dataset" in options.given else IMAGE
     jobs, threads = side_by_side(0, len(configs), choose(options.device).device)
-    print("timing meta-iterations on this machine, about 10 s ...", file=sys.stderr, flush=True)
+    say("timing meta-iterations on this machine, about 10 s ...", error=True)
     return jobs, estimates((replace(config, threads=options.threads or threads), image) for config in configs)
 
 
@@ -156,7 +155,7 @@ def show(name: str, options: GridOptions = Given()) -> None:
     config = _configured(one, options)
     for option, (_, source) in described(one).items():
         source = "the command line" if option in options.given else source
-        print(f"{option:<15} {getattr(config, option)!s:<11} {source}")
+        say(f"{option:<15} {getattr(config, option)!s:<11} {source}")
 
 
 @Parameter(name="*")
@@ -238,10 +237,10 @@ def run(
     _check_before_training(cells, own)
     engine, threads = workers.start(len(cells), options.device, own)
     retries = workers.retries if workers.engine == "local" else 0  # Ray has its own
-    print(f"{sum(not cell.ended for cell in cells)} of {len(cells)} runs to train, in {out}", flush=True)
+    say(f"{sum(not cell.ended for cell in cells)} of {len(cells)} runs to train, in {out}")
     failures = _train(_with_threads(cells, threads), engine, out, retries, AT_WORK)
     report = f"for tables and plots: gradshare report {shlex.quote(str(out))}"
-    print(f"{counts(map(read_state, cells))}; {report}")
+    say(f"{counts(map(read_state, cells))}; {report}")
     _end_if_failed(failures, len(cells))
 
 
@@ -356,5 +355,5 @@ def _end_if_failed(failures: Sequence[Failure], runs: int) -> None:
     line = f"{len(failures)} of {runs} runs failed, and the same command tries them again. {reasons}"
     if all(failure.mendable for failure in failures):
         raise UserError(line)
-    print(f"gradshare: {printable(line)}", file=sys.stderr)
+    say(f"gradshare: {line}", error=True)
     raise SystemExit(1)

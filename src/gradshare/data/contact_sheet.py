@@ -37,7 +37,7 @@ def draw_tasks(dataset: Dataset, split: str, shape: Shape, tasks: int, seed: int
     drawn, images = dataset.draw(split, shape, tasks, task_key(seed, split)), np.asarray(dataset.images)
     return [
         Task([dataset.index.classes[place].name for place in classes], images[rows])
-        for classes, rows in zip(drawn.classes, drawn.rows, strict=True)
+        for classes, rows in zip(drawn.units, drawn.rows, strict=True)
     ]
 
 

@@ -187,11 +187,15 @@ def batch_norm(
 ) -> Tensor:  # [n, C, ...]
     """Normalise every channel with the statistics of this batch; twice differentiable."""
     if x.numel() == x.shape[1]:
-        raise UserError(
-            "batch norm uses the statistics of the batch, so it needs more than 1 value per channel;"
-            f" here a task has one example of size {list(x.shape[2:])}: give each task more examples"
-        )
+        raise UserError(one_value(list(x.shape[2:])))
     return _BatchNorm.apply(x, gain, bias, eps)[0]
+
+
+def one_value(size: list[int]) -> str:
+    return (
+        "batch norm uses the statistics of the batch, so it needs more than 1 value per channel;"
+        f" here a task has one example of size {size}: give each task more examples"
+    )
 
 
 def _batch_norm_backward(g: Tensor, x: Tensor, gain: Tensor, mean: Tensor, inverse: Tensor, eps: float) -> Any:

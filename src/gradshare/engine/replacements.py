@@ -84,6 +84,69 @@ def batch_norm(
     return _AllTasks.apply(all_tasks, input, gain, shift)
 
 
+def moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:  # [n, C, ...] -> [C], [C]
+    """Mean and biased variance of each channel over the real examples."""
+    dims = [0, *range(2, x.dim())]
+    if mask is None:
+        return x.mean(dims), x.var(dims, correction=0)
+    weight = _of_examples(mask, x) / (mask.sum() * x[0, 0].numel())
+    mean = (x * weight).sum(dims)
+    return mean, ((x - _of_channels(mean, x)).square() * weight).sum(dims)
+
+
+def _of_examples(mask: Tensor, x: Tensor) -> Tensor:  # [n] -> [n, 1, 1...]
+    return mask.to(x.dtype).view(-1, *(1 for _ in x.shape[1:]))
+
+
+def _of_channels(values: Tensor, x: Tensor) -> Tensor:  # [C] -> [1, C, 1...]
+    return values.view(1, -1, *(1 for _ in x.shape[2:]))
+
+
+def _normalised(
+    x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    scale = torch.rsqrt(variance + eps) if weight is None else torch.rsqrt(variance + eps) * weight
+    y = (x - _of_channels(mean, x)) * _of_channels(scale, x)
+    return y if bias is None else y + _of_channels(bias, x)
+
+
+def masked_norms(mask: Tensor, fewest: int | None) -> dict[Any, Callable[..., Tensor]]:
+    """Batch norm with the statistics of the real examples, in plain operations.
+
+    Args:
+        mask: [n], True for a real example.
+        fewest: the smallest number of real examples that a task has, where that is known.
+    """
+
+    def norm(
+        input: Tensor, running_mean: Any = None, running_var: Any = None, weight: Tensor | None = None,
+        bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+    ) -> Tensor:  # fmt: skip
+        if len(input) != len(mask):
+            raise UserError(
+                f"batch norm sees a tensor {list(input.shape)} where a task has {len(mask)} examples: masks need the"
+                " examples as its first axis; take tasks of equal size, or another normalisation"
+            )
+        if fewest is not None and fewest * input[0, 0].numel() == 1:
+            raise UserError(operations.one_value(list(input.shape[2:])))
+        return _normalised(input, *moments(input, mask), weight, bias, eps)
+
+    return _both_names(norm)
+
+
+def _fixed_norm(
+    input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
+    bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    """F.batch_norm with running statistics."""
+    if training or running_mean is None or running_var is None:
+        raise UserError(
+            "the model calls F.batch_norm itself, without running statistics: norm_statistics='support' and module_for"
+            " know those of layers such as nn.BatchNorm2d alone"
+        )
+    return _normalised(input, running_mean, running_var, weight, bias, eps)
+
+
 def instance_norm(
     input: Tensor,
     running_mean: Tensor | None = None,
@@ -99,21 +162,26 @@ def instance_norm(
     As in PyTorch, a layer in eval mode that has running statistics normalises with those, which are constants.
     """
     if not use_input_stats and running_mean is not None and running_var is not None:
-        of_channels = (1, -1, *(1 for _ in input.shape[2:]))
-        scale = torch.rsqrt(running_var + eps) if weight is None else torch.rsqrt(running_var + eps) * weight
-        normalised = (input - running_mean.view(of_channels)) * scale.view(of_channels)
-        return normalised if bias is None else normalised + bias.view(of_channels)
+        return _normalised(input, running_mean, running_var, weight, bias, eps)
     gain, shift = (None if value is None else value.repeat(len(input)) for value in (weight, bias))
     return batch_norm(input.flatten(0, 1)[None], weight=gain, bias=shift, eps=eps).view_as(input)
 
 
-REPLACED[F.batch_norm] = batch_norm
+def _both_names(norm: Callable[..., Tensor]) -> dict[Any, Callable[..., Tensor]]:
+    """A batch norm under PyTorch's two names for it, which take their arguments in different orders."""
+    return {
+        F.batch_norm: norm,
+        torch.batch_norm: (
+            lambda input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled: norm(
+                input, running_mean, running_var, weight, bias, training, momentum, eps
+            )
+        ),
+    }
+
+
+FIXED_NORMS = _both_names(_fixed_norm)
+REPLACED.update(_both_names(batch_norm))
 REPLACED[F.instance_norm] = instance_norm
-REPLACED[torch.batch_norm] = (
-    lambda input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled: batch_norm(
-        input, weight=weight, bias=bias, eps=eps
-    )
-)
 REPLACED[torch.instance_norm] = (
     lambda input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled: instance_norm(
         input, running_mean, running_var, weight, bias, use_input_stats, eps=eps

@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
-from typing import Any, cast
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple, cast
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from gradshare.engine.recurrent import RECURRENT, weights_kept
-from gradshare.engine.replacements import REPLACED, dropout_message
+from gradshare.engine.replacements import FIXED_NORMS, REPLACED, dropout_message, masked_norms, moments
 from gradshare.errors import UserError
+from gradshare.method.episodes import Inputs, map_inputs, tensors_of
 from gradshare.method.rules import Rule, Tree, Weights
 
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm
@@ -32,6 +38,7 @@ def prepare(model: nn.Module) -> nn.Module:
 
     Batch norm in the copy always normalises with the statistics of the batch at hand (transductive).
     """
+    _check_kind(model)
     model = copy.deepcopy(model)
     for name, layer in model.named_modules():
         where = f"'{name}' ({type(layer).__name__})"
@@ -49,6 +56,25 @@ def prepare(model: nn.Module) -> nn.Module:
     return model
 
 
+def _check_kind(model: nn.Module) -> None:
+    """Raise an error for a model that runs by other code than its own, or that has hooks we would not run."""
+    for name, layer in model.named_modules():
+        where = f"layer '{name}'" if name else "the model"
+        kind = type(layer).__name__
+        if isinstance(layer, torch.jit.ScriptModule):
+            raise UserError(f"{where} is a torch.jit module, which cannot run for many tasks: give the original module")
+        if isinstance(layer, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            raise UserError(f"{where} is wrapped in {kind}: give the module inside, model.module")
+        if kind == "OptimizedModule":  # of torch._dynamo, which is slow to import
+            raise UserError(f"{where} is compiled by torch.compile: give the original module")
+    for name, weight in model.named_parameters():
+        if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
+            raise UserError(
+                f"parameter '{name}' has a hook, which would have no effect on the gradients of a task: remove it; an"
+                " inner rule of your own can change gradients"
+            )
+
+
 def initialises(module: nn.Module) -> bool:
     """Whether a module has a method `initialise` that takes a generator."""
     try:
@@ -58,41 +84,39 @@ def initialises(module: nn.Module) -> bool:
     return True
 
 
-def forward(
-    module: nn.Module,
-    fast: Mapping[str, Tensor],  # {name: [tasks, *shape]}: one value per task
-    shared: Mapping[str, Tensor],  # {name: [*shape]}: the same value for all tasks
-    x: Tensor,  # [tasks, n, ...]
-) -> Tensor:  # [tasks, n, ...]
-    """Run `module` on each task's inputs with that task's weights."""
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    versions = {name: buffer._version for name, buffer in buffers.items()}
+class Given(NamedTuple):
+    """The inputs of a batch of tasks. Padding has been filled with copies of real examples."""
 
-    def one_task(fast: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        return functional_call(module, {**buffers, **shared, **fast}, (x,))
+    x: Inputs
+    mask: Tensor | None = None  # [tasks, n]: True for a real example
+    fewest: int | None = None  # real examples of the task that has the fewest; None where that is not known
 
-    try:
-        # Attention by its formula: the fused kernels have no second derivative.
-        with _Replacing(), sdpa_kernel(SDPBackend.MATH), weights_kept(module):
-            outputs = vmap(one_task)(dict(fast), x)
-    except RuntimeError as error:
-        raise _of_other_types(error, x, fast) or explained(error, "model") from error
-    if not isinstance(outputs, Tensor):
-        raise UserError(f"the model returns a {type(outputs).__name__}; it must return one tensor, such as the logits")
-    for name, buffer in buffers.items():
-        if buffer._version != versions[name]:
-            raise UserError(
-                f"the model writes to its buffer '{name}' when it runs, so its results would depend on what ran before:"
-                " call eval() on that layer, or replace it, before handing the model over"
-            )
-    return outputs
+
+def given(x: Inputs, mask: Tensor | None = None) -> Given:
+    """Inputs with their padding filled by each task's first real example, so that nothing strange is computed there."""
+    if mask is None:
+        return Given(x)
+    if not any(part.shape[:2] == mask.shape for part in tensors_of(x)):
+        raise UserError("with a mask, at least one of the inputs starts with [tasks, examples] as the mask does")
+    real = torch.where(mask, torch.arange(mask.shape[1], device=mask.device), mask.int().argmax(1, keepdim=True))
+    tasks = torch.arange(len(mask), device=mask.device).unsqueeze(1)
+    filled = map_inputs(lambda part: part[tasks, real] if part.shape[:2] == mask.shape else part, x)
+    return Given(filled, mask, int(mask.sum(1).min()) if mask.is_cpu else None)
 
 
 class VmapBackend:
-    """Any module, by PyTorch's operations; weights by their names."""
+    """Any module, by PyTorch's operations; weights by their names.
 
-    def __init__(self, module: nn.Module, adapted: tuple[str, ...]) -> None:
+    Args:
+        fixed_norms: the module comes from `with_fixed_norms`, and its running statistics are among the weights.
+    """
+
+    def __init__(self, module: nn.Module, adapted: tuple[str, ...], fixed_norms: bool = False) -> None:
         self.module, self.adapted = module, adapted
+        self._fixed_norms = fixed_norms
+        self._functions = {**FUNCTIONS, **FIXED_NORMS} if fixed_norms else FUNCTIONS
+        self._spread: dict[type, bool] = {}  # whether a tuple or dict of inputs goes to the model as its arguments
+        self._has_run = self._keeps_apart = False  # what needs to be looked at once alone
 
     def start(self, params: Mapping[str, Tensor]) -> Weights:
         return {name: params[name] for name in self.adapted}
@@ -108,24 +132,230 @@ class VmapBackend:
     def rule(self, rule: Rule, one_process: bool) -> Rule:
         return rule
 
-    def inputs(self, x: Tensor) -> Any:
-        return x
+    def inputs(self, x: Inputs, mask: Tensor | None = None) -> Any:
+        return given(x, mask)
 
     def shared(self, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return shared
 
-    def forward(self, fast: Weights, shared: Mapping[str, Tensor], x: Any, inner: bool) -> Tensor:
-        return forward(self.module, fast, shared, x)
+    def forward(
+        self,
+        fast: Mapping[str, Tensor],  # {name: [tasks, *shape]}: one value per task
+        shared: Mapping[str, Tensor],  # {name: [*shape]}: the same value for all tasks
+        x: Any,
+        inner: bool,
+    ) -> Tensor:  # [tasks, n, ...]
+        """Run the module on each task's inputs with that task's weights."""
+        if x.mask is not None and not self._keeps_apart:
+            self._check_apart(fast, shared, x)
+        return self._run(fast, shared, x)[0]
+
+    def statistics(
+        self, fast: Mapping[str, Tensor], shared: Mapping[str, Tensor], x: Given
+    ) -> dict[str, Tensor]:  # {name: [tasks, C]}
+        """Mean and biased variance of what comes into each batch norm, as `running_mean` and `running_var`.
+
+        A layer that runs several times has those of all its inputs together; one that does not run has 0 and 1.
+        """
+        layers = norms(self.module)
+        if not layers:
+            return {}
+        found = self._run(fast, shared, x, watch=True)[1]
+        like = next(iter(fast.values()))
+        for layer in layers:
+            mean, variance = _statistics(layer)
+            if mean not in found:
+                size = (len(like), cast(Any, layers[layer]).num_features)
+                found |= {mean: like.new_zeros(size), variance: like.new_ones(size)}
+        return found
+
+    def _run(
+        self, fast: Mapping[str, Tensor], shared: Mapping[str, Tensor], given: Given, watch: bool = False
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The outputs, and if asked for the statistics of batch norm's inputs."""
+        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        versions = {name: buffer._version for name, buffer in buffers.items()}
+
+        def one_task(fast: Mapping[str, Tensor], x: Inputs, mask: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+            functions = self._functions
+            if mask is not None and not self._fixed_norms:
+                functions = {**functions, **masked_norms(mask, given.fewest)}
+            with _Replacing(functions), _watching(norms(self.module) if watch else {}, mask) as seen:
+                outputs = functional_call(self.module, {**buffers, **shared, **fast}, *self._arguments(x))
+            if not isinstance(outputs, Tensor):
+                kind = "None" if outputs is None else f"a {type(outputs).__name__}"
+                raise UserError(f"the model returns {kind}; it must return one tensor, such as the logits")
+            return outputs, _pooled(seen)
+
+        try:
+            # Attention by its formula: the fused kernels have no second derivative.
+            with sdpa_kernel(SDPBackend.MATH), weights_kept(self.module), self._noticing():
+                in_dims = (0, 0, None if given.mask is None else 0)
+                outputs, statistics = vmap(one_task, in_dims)(dict(fast), given.x, given.mask)
+        except RuntimeError as error:
+            raise _of_other_types(error, given.x, fast) or explained(error, "model") from error
+        for name, buffer in buffers.items():
+            if buffer._version != versions[name]:
+                raise UserError(
+                    f"the model writes to its buffer '{name}' when it runs, so its results would depend on what ran"
+                    " before: call eval() on that layer, or replace it, before handing the model over"
+                )
+        return outputs, statistics
+
+    def _arguments(self, x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and named arguments of the model."""
+        if isinstance(x, Tensor):
+            return (x,), {}
+        spread: tuple[tuple[Any, ...], dict[str, Any]] = ((), x) if isinstance(x, dict) else (x, {})
+        if type(x) not in self._spread:
+            try:
+                inspect.signature(self.module.forward).bind(*spread[0], **spread[1])
+                self._spread[type(x)] = True
+            except TypeError:
+                self._spread[type(x)] = False
+        return spread if self._spread[type(x)] else ((x,), {})
+
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        """At the first run, raise an error if the model draws random numbers where vmap does not see it."""
+        if self._has_run:
+            yield
+            return
+        before = _generators()
+        yield
+        for module, now in _generators().items():
+            if now != before[module]:
+                raise UserError(
+                    f"the model draws random numbers with Python's module {module} when it runs, which would make the"
+                    " inner loop's gradients irreproducible: remove the random operation"
+                )
+        self._has_run = True
+
+    @torch.no_grad()
+    def _check_apart(self, fast: Mapping[str, Tensor], shared: Mapping[str, Tensor], given: Given) -> None:
+        """Raise an error unless padding has no effect on real examples: seen by changing it, once for a learner."""
+        assert given.mask is not None
+        one = {name: weight[:1] for name, weight in fast.items()}
+        n = given.mask.shape[1]
+        x = map_inputs(lambda part: part[:1], given.x)
+        for padded, real in ((0, n - 1), (n - 1, 0)) if n > 1 else ():
+            mask = torch.ones_like(given.mask[:1])
+            mask[:, padded] = False
+            outputs = [
+                self._run(one, shared, Given(map_inputs(partial(_put, content, padded, real, n), x), mask))[0]
+                for content in (_as_it_is, _mirrored)
+            ]
+            if outputs[0].shape[:2] != mask.shape:
+                raise UserError(
+                    f"the model returns {list(outputs[0].shape[1:])} for {n} examples: with a mask, its outputs start"
+                    " with the axis of examples"
+                )
+            plain, changed = (part[mask] for part in outputs)
+            if (plain - changed).abs().amax() > torch.finfo(plain.dtype).eps ** 0.5 * plain.abs().amax():
+                raise UserError(
+                    "the model mixes the examples of a task by more than batch norm, so that padding would change the"
+                    " results: masks cannot be used with it; take tasks of equal size"
+                )
+        self._keeps_apart = n > 1
+
+
+def _generators() -> dict[str, Any]:
+    """The states of the random generators that vmap does not know."""
+    numpy: Any = np.random.get_state(legacy=False)
+    return {"random": random.getstate(), "numpy.random": (numpy["state"]["pos"], numpy["state"]["key"].tobytes())}
+
+
+def norms(module: nn.Module) -> dict[str, nn.Module]:
+    """The batch norm layers by name."""
+    return {name: layer for name, layer in module.named_modules() if isinstance(layer, BATCH_NORMS)}
+
+
+def with_fixed_norms(module: nn.Module) -> nn.Module:
+    """A copy in eval mode, whose batch norm layers have running statistics, 0 and 1 for now."""
+    module = copy.deepcopy(module).eval()
+    for layer in norms(module).values():
+        features = cast(Any, layer).num_features
+        like = next(module.parameters())
+        buffers = {
+            "running_mean": like.new_zeros(features, requires_grad=False),
+            "running_var": like.new_ones(features, requires_grad=False),
+            "num_batches_tracked": torch.tensor(1, device=like.device),
+        }
+        layer.track_running_stats = True  # type: ignore[assignment]
+        for name, value in buffers.items():
+            layer.register_buffer(name, value)
+    return module
+
+
+@contextmanager
+def _watching(layers: Mapping[str, nn.Module], mask: Tensor | None) -> Iterator[dict[str, list[Any]]]:
+    """Collect the moments of what comes into these layers, each time that one runs."""
+    seen: dict[str, list[Any]] = {name: [] for name in layers}
+
+    def note(name: str, layer: nn.Module, args: Any, kwargs: Any) -> None:
+        x = args[0] if args else kwargs["input"]
+        seen[name].append((*moments(x, mask), x.numel() // x.shape[1]))  # with a mask, all runs have the same examples
+
+    hooks = [layer.register_forward_pre_hook(partial(note, name), with_kwargs=True) for name, layer in layers.items()]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _pooled(seen: Mapping[str, list[tuple[Tensor, Tensor, int]]]) -> dict[str, Tensor]:
+    """Running statistics of each layer, from the moments of each time that it ran."""
+    statistics: dict[str, Tensor] = {}
+    for layer, runs in seen.items():
+        total = sum(count for _, _, count in runs)
+        if total:
+            mean = torch.stack([own * (count / total) for own, _, count in runs]).sum(0)
+            spreads = [(variance + (own - mean).square()) * (count / total) for own, variance, count in runs]
+            statistics.update(zip(_statistics(layer), (mean, torch.stack(spreads).sum(0)), strict=True))
+    return statistics
+
+
+def statistics_of(module: nn.Module) -> list[str]:
+    """The names that the running statistics of its batch norm layers have in a module."""
+    return [name for layer in norms(module) for name in _statistics(layer)]
+
+
+def _statistics(layer: str) -> tuple[str, str]:
+    prefix = f"{layer}." if layer else ""
+    return f"{prefix}running_mean", f"{prefix}running_var"
+
+
+def _put(content: Callable[[Tensor], Tensor], padded: int, real: int, n: int, x: Tensor) -> Tensor:
+    """The inputs of one task, [1, n, ...], with another content of one example."""
+    if x.dim() < 2 or x.shape[1] != n:
+        return x
+    x = x.clone()
+    x[:, padded] = content(x)[:, real]
+    return x
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def _mirrored(x: Tensor) -> Tensor:
+    """Other values of the same range."""
+    return ~x if x.dtype == torch.bool else x.amin() + x.amax() - x
 
 
 class _Replacing(TorchFunctionMode):
+    def __init__(self, functions: Mapping[Any, Any]) -> None:
+        super().__init__()
+        self.functions = functions
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return FUNCTIONS.get(func, func)(*args, **(kwargs or {}))
+        return self.functions.get(func, func)(*args, **(kwargs or {}))
 
 
-def _of_other_types(error: Exception, x: Tensor, fast: Mapping[str, Tensor]) -> UserError | None:
+def _of_other_types(error: Exception, x: Inputs, fast: Mapping[str, Tensor]) -> UserError | None:
     """What to say if it may be the types of inputs and weights that do not fit."""
-    inputs, weights = (str(part.dtype).removeprefix("torch.") for part in (x, next(iter(fast.values()))))
+    inputs, weights = (str(part.dtype).removeprefix("torch.") for part in (tensors_of(x)[0], next(iter(fast.values()))))
     if inputs == weights or not any(sign in str(error) for sign in ("dtype", "scalar type", "data type")):
         return None
     return UserError(f"the model cannot take inputs of type {inputs} with weights of type {weights}: convert one")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import numbers
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast
@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast
 from torch import nn
 
 from gradshare.engine import vmapped
-from gradshare.errors import UserError, check_range, short_repr
+from gradshare.errors import UserError, check_range, check_whole, short_repr
 from gradshare.learners.learner import Learner
 from gradshare.method.losses import LOSSES, Loss
 from gradshare.method.rules import Rule, chain, rate_per_element, rate_per_tensor_and_step, scale, stop_gradient
@@ -49,6 +49,8 @@ def maml(
     sharing: Sharing = None,
     loss: Loss = "cross_entropy",
     adapt_norm: bool = False,
+    *,
+    inner_loss: Loss | None = None,
 ) -> Learner:
     """MAML (Finn et al., 2017): w[t] <- w[t] - inner_lr * D[t], where D is the gradient, or the shared direction.
 
@@ -60,13 +62,15 @@ def maml(
             own; None is the original algorithm.
         loss: `"cross_entropy"`, `"mse"`, or a function of one task's (outputs, targets) that returns a scalar.
         adapt_norm: whether the inner loop also moves the gain and bias of batch norm; they are meta-learned either way.
+        inner_loss: the loss on the support sets, where it is another one; as `loss`.
 
     Example:
         >>> import gradshare as gs
         >>> gs.maml(gs.Conv4(), inner_lr=0.1, steps=5, sharing=gs.GradientSharing()).steps
         5
     """
-    return _learner(model, _links(sharing, scale, inner_lr), steps, loss, _body_and_head(model, adapt_norm))
+    links = _links(sharing, scale, inner_lr)
+    return _learner(model, links, steps, loss, _body_and_head(model, adapt_norm), inner_loss=inner_loss)
 
 
 def first_order_maml(
@@ -76,10 +80,12 @@ def first_order_maml(
     sharing: Sharing = None,
     loss: Loss = "cross_entropy",
     adapt_norm: bool = False,
+    *,
+    inner_loss: Loss | None = None,
 ) -> Learner:
     """MAML with the task gradients as constants (Finn et al., 2017, 5.2). Arguments as `maml`."""
     links = [stop_gradient(), *_links(sharing, scale, inner_lr)]
-    return _learner(model, links, steps, loss, _body_and_head(model, adapt_norm))
+    return _learner(model, links, steps, loss, _body_and_head(model, adapt_norm), inner_loss=inner_loss)
 
 
 def meta_sgd(
@@ -89,9 +95,12 @@ def meta_sgd(
     sharing: Sharing = None,
     loss: Loss = "cross_entropy",
     adapt_norm: bool = False,
+    *,
+    inner_loss: Loss | None = None,
 ) -> Learner:
     """Meta-SGD (Li et al., 2017): a learned rate per weight, all starting at `inner_lr`. Arguments as `maml`."""
-    return _learner(model, _links(sharing, rate_per_element, inner_lr), steps, loss, _body_and_head(model, adapt_norm))
+    links = _links(sharing, rate_per_element, inner_lr)
+    return _learner(model, links, steps, loss, _body_and_head(model, adapt_norm), inner_loss=inner_loss)
 
 
 def anil(
@@ -101,13 +110,15 @@ def anil(
     sharing: Sharing = None,
     loss: Loss = "cross_entropy",
     head: str | None = None,
+    *,
+    inner_loss: Loss | None = None,
 ) -> Learner:
     """ANIL (Raghu et al., 2020): MAML that adapts the head alone. Arguments as `maml`, and:
 
     Args:
         head: name of the submodule to adapt; None is the module that owns the last parameter.
     """
-    return _learner(model, _links(sharing, scale, inner_lr), steps, loss, _only(model, head))
+    return _learner(model, _links(sharing, scale, inner_lr), steps, loss, _only(model, head), inner_loss=inner_loss)
 
 
 def maml_plus_plus(
@@ -122,6 +133,8 @@ def maml_plus_plus(
     first_order_epochs: int | None = None,
     final_outer_rate: float | None = None,
     per_step_norm: bool | None = None,
+    *,
+    inner_loss: Loss | None = None,
 ) -> Learner:
     """MAML++ (Antoniou et al., 2018). Arguments as `maml`, and:
 
@@ -153,7 +166,7 @@ def maml_plus_plus(
     schedule = Schedule(plan, steps, chain(stop_gradient(), *links), chain(*links))
     learner = _learner(
         model, links, steps, loss, _body_and_head(model, adapt_norm), per_step=names, schedule=schedule,
-        final_outer_rate=plan.final_outer_rate,
+        final_outer_rate=plan.final_outer_rate, inner_loss=inner_loss,
     )  # fmt: skip
     return learner.at(0)
 
@@ -221,15 +234,20 @@ def _first_link(sharing: Sharing) -> Rule | None:
 def _learner(
     model: nn.Module, links: list[Rule], steps: int, loss: Loss, adapted: tuple[str, ...], **more: Any
 ) -> Learner:
-    if not isinstance(steps, numbers.Integral):
-        raise UserError(f"steps is a whole number, not {short_repr(steps)}")
-    if steps < 1:
-        raise UserError(f"an inner loop has at least one step, not {steps}")
-    if not callable(loss) and loss not in LOSSES:
-        _unknown("loss", loss, LOSSES)
+    check_whole("steps", steps, 1)
+    for name, value in {"loss": loss, "inner_loss": more["inner_loss"]}.items():
+        if not callable(value) and value not in LOSSES and not (name == "inner_loss" and value is None):
+            _unknown(name, value, LOSSES)
     if not adapted:
         raise UserError("the model has no weight to adapt: none requires a gradient")
-    return Learner(vmapped.prepare(model), chain(*links), int(steps), loss, adapted, **more)
+    prepared = vmapped.prepare(model)
+    if any(not layer.training for layer in vmapped.norms(model).values()):
+        warnings.warn(
+            "model.eval() has no effect on batch norm, which normalises with the statistics of the batch at hand: use"
+            " norm_statistics='support' at test to normalise with those of the support set",
+            stacklevel=3,
+        )
+    return Learner(prepared, chain(*links), int(steps), loss, adapted, **more)
 
 
 def _unknown(what: str, value: str, known: Any) -> NoReturn:

@@ -15,6 +15,7 @@ from gradshare.engine.cuda_graph import record
 from gradshare.learners.learner import Learner, Outcome
 from gradshare.learners.outer import meta_step
 from gradshare.method.episodes import Episodes
+from gradshare.method.network import NormStatistics
 from gradshare.method.rules import Tree
 from gradshare.method.state import MetaState
 
@@ -33,13 +34,13 @@ class GraphedStep:
         if self._graph is None:
             self._record(episodes)
         assert self._graph is not None
-        for place, value in zip(_parts(self._episodes), _parts(episodes), strict=True):
+        for place, value in zip(self._episodes.tensors(), episodes.tensors(), strict=True):
             place.copy_(value)
         self._graph.replay()
         return self._outcome
 
     def _record(self, episodes: Episodes) -> None:
-        self._episodes = Episodes(*(part.clone() for part in _parts(episodes)))
+        self._episodes = episodes.map(torch.clone)
         before = self._snapshot()
         self._graph, self._outcome = record(self._step)
         self._restore(before)
@@ -74,8 +75,8 @@ class GraphedStep:
 class GraphedPrediction:
     """`learner.logits` for any state, recorded for every size of batch that comes."""
 
-    def __init__(self, learner: Learner) -> None:
-        self._learner = learner
+    def __init__(self, learner: Learner, norm_statistics: NormStatistics = "batch") -> None:
+        self._learner, self._norm_statistics = learner, norm_statistics
         self._state: MetaState | None = None
         self._graphs: dict[Any, tuple[torch.cuda.CUDAGraph, Episodes, Tensor]] = {}  # by the batch's shapes and types
 
@@ -85,23 +86,19 @@ class GraphedPrediction:
             self._state = MetaState(*map(_copied, (state.params, state.learned, state.memory)))
         own, given = self._state.tensors(), state.tensors()
         torch._foreach_copy_(list(own.values()), [given[name] for name in own])
-        size = tuple((part.shape, part.dtype) for part in _parts(episodes))
+        size = tuple((part.shape, part.dtype) for part in episodes.tensors())
         if size not in self._graphs:
-            self._graphs[size] = self._record(self._state, Episodes(*(part.clone() for part in _parts(episodes))))
+            self._graphs[size] = self._record(self._state, episodes.map(torch.clone))
         graph, places, logits = self._graphs[size]
-        for place, value in zip(_parts(places), _parts(episodes), strict=True):
+        for place, value in zip(places.tensors(), episodes.tensors(), strict=True):
             place.copy_(value)
         graph.replay()
         return logits.clone()
 
     def _record(self, state: MetaState, episodes: Episodes) -> tuple[torch.cuda.CUDAGraph, Episodes, Tensor]:
-        graph, logits = record(lambda: self._learner.logits(state, episodes))
+        graph, logits = record(lambda: self._learner.logits(state, episodes, norm_statistics=self._norm_statistics))
         return graph, episodes, logits
 
 
 def _copied(tree: Tree) -> Tree:
     return {name: _copied(value) if isinstance(value, dict) else value.detach().clone() for name, value in tree.items()}
-
-
-def _parts(episodes: Episodes) -> tuple[Tensor, ...]:
-    return episodes.support_x, episodes.support_y, episodes.query_x, episodes.query_y

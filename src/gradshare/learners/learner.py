@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,10 @@ from gradshare.engine.backends import Precision
 from gradshare.engine.processes import ALONE, Group
 from gradshare.errors import MOST_SEED, UserError, check_whole, short_repr
 from gradshare.method.adapt import adapt
-from gradshare.method.episodes import Episodes, check_examples
+from gradshare.method.episodes import Episodes, Inputs, check_examples, check_inputs, map_inputs, tensors_of
 from gradshare.method.losses import Loss, accuracy, task_losses
-from gradshare.method.network import Network
-from gradshare.method.rules import Rule, Tree, Weights, sum_of_tasks
+from gradshare.method.network import Network, NormStatistics
+from gradshare.method.rules import Rule, Tree, Weights, checked, sum_of_tasks
 from gradshare.method.state import MetaState, check_fit
 
 
@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
         return self.fault == 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Learner:
     """A meta-learning algorithm bound to a model. Made by `gs.maml` and its siblings.
 
@@ -63,6 +63,14 @@ class Learner:
     final_outer_rate: float = 1.0  # end of a cosine on the outer rate, as a share of its start; 1: constant
     precision: Precision = "float32"  # tf32 and bf16: the GPU kernels, where they fit
     group: Group = ALONE  # the processes that the tasks of a batch are spread over
+    inner_loss: Loss | None = None  # of the inner loop; None: the same as `loss`
+
+    def __repr__(self) -> str:
+        weights = sum(weight.numel() for weight in self.module.parameters())
+        links = ", ".join(map(repr, getattr(self.rule, "links", [self.rule])))
+        losses = repr(self.loss) if self.inner_loss is None else f"{self.loss!r}, inner_loss={self.inner_loss!r}"
+        model = f"{type(self.module).__name__} of {weights:,} weights, {len(self.adapted)} of its tensors adapted"
+        return f"Learner({model}; rule {links}; steps={self.steps}, loss={losses})"
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: the fields, without what was computed from them."""
@@ -104,6 +112,17 @@ class Learner:
         any_layout = getattr(self.rule, "any_layout", False)
         return backends.backend(self.module, self.adapted, any_layout, self.precision)
 
+    @cached_property
+    def _general(self) -> vmapped.VmapBackend:
+        """The module by PyTorch's operations, on every device and in every precision."""
+        return vmapped.VmapBackend(self.module, self.adapted)
+
+    @cached_property
+    def _inductive(self) -> vmapped.VmapBackend:
+        """The module with batch norm's running statistics among the weights of a task."""
+        names = (*self.adapted, *vmapped.statistics_of(self.module))
+        return vmapped.VmapBackend(vmapped.with_fixed_norms(self.module), names, fixed_norms=True)
+
     def init(self, seed: int | None = None) -> MetaState:
         """The state before training.
 
@@ -135,73 +154,177 @@ class Learner:
         self._check(state)
         shared, batch = self._shared_of_steps(state), episodes.tasks
         episodes = episodes if self.group.size == 1 else episodes[self.group.share(batch)]
-        trajectory, memory = self._adapt(state, shared, episodes.support_x, episodes.support_y, training=True)
-        query_x = self.network.inputs(episodes.query_x)
+        x, y, mask = episodes.support_x, episodes.support_y, episodes.support_mask
+        trajectory, memory = self._adapt(state, shared, x, y, mask, training=True)
+        query_x, mask = self.network.inputs(episodes.query_x, episodes.query_mask), episodes.query_mask
         weights = self.step_weights or (0.0,) * (self.steps - 1) + (1.0,)
         total: Tensor | float = 0.0
         for step, weight in enumerate(weights):
             if weight or step == self.steps - 1:
                 logits = self.network.forward(trajectory[step], shared[step], query_x, inner=False)
-                losses = self.losses(logits, episodes.query_y)
+                losses = self.losses(logits, episodes.query_y, mask)
                 total = total + weight * (episodes.tasks / batch) * losses.mean()
         assert isinstance(total, Tensor)
-        return Outcome(total, losses.detach(), accuracy(logits, episodes.query_y), self.network.unpack(memory))
+        share = accuracy(logits, episodes.query_y, mask)
+        return Outcome(total, losses.detach(), share, self.network.unpack(memory))
 
-    def adapt(self, state: MetaState, support_x: Tensor, support_y: Tensor) -> dict[str, Tensor]:
-        """Adapt to new tasks, each independent of the others.
+    def adapt(
+        self,
+        state: MetaState,
+        support_x: Inputs,  # [tasks, n, ...]
+        support_y: Tensor,  # [tasks, n]
+        support_mask: Tensor | None = None,  # [tasks, n]
+        *,
+        steps: int | None = None,
+    ) -> dict[str, Tensor]:
+        """Adapt to new tasks, each independent of the others. Reads the memory and never writes it.
 
-        Returns all weights that `predict` needs, `{name: [tasks, *shape]}`. Reads the memory and never writes it.
+        Returns what `predict` and `module_for` need: all weights, `{name: [tasks, *shape]}`, and the mean and variance
+        of each batch norm on the support set at the final weights, as `running_mean` and `running_var` of the layer.
+
+        Args:
+            support_mask: True for a real example, False for padding; None: all are real.
+            steps: inner steps, if not as many as in training. Past the last step that has values of its own (MAML++'s
+                rates, m and lambda, the running mean), those of the last one are used.
         """
         if torch.is_inference_mode_enabled():  # adapting needs gradients, and tensors that can have them
             with torch.inference_mode(False), torch.no_grad():
-                return self.adapt(state, support_x.clone(), support_y.clone())
-        check_examples(support_x, support_y, "support")
+                x, mask = map_inputs(torch.clone, support_x), None if support_mask is None else support_mask.clone()
+                return self.adapt(state, x, support_y.clone(), mask, steps=steps)
+        fast = self._adapted(state, support_x, support_y, support_mask, steps)
+        own, shared = self._split(fast)
+        return fast | self._general.statistics(own, shared, self._general.inputs(support_x, support_mask))
+
+    def predict(
+        self,
+        fast: Weights,
+        query_x: Inputs,  # [tasks, n, ...]
+        query_mask: Tensor | None = None,  # [tasks, n]
+        *,
+        norm_statistics: NormStatistics = "batch",
+    ) -> Tensor:  # [tasks, n, ways]
+        """Apply adapted weights to new inputs of the same tasks.
+
+        Args:
+            query_mask: True for a real example, False for padding, whose outputs mean nothing; None: all are real.
+            norm_statistics: what batch norm normalises with: `"batch"`, the statistics of these inputs (transductive,
+                as in the reference codes), or `"support"`, those of the support set (inductive): then each example's
+                output depends on that example alone.
+        """
+        check_norm_statistics(norm_statistics)
+        check_inputs(query_x, "query")
+        network = self.network if norm_statistics == "batch" else self._inductive
+        self._check_complete(fast, norm_statistics)
+        tasks, found = len(fast[self.adapted[0]]), len(tensors_of(query_x)[0])
+        if found != tasks:
+            raise UserError(f"the weights are adapted to {tasks} tasks, and query_x has {found}")
+        own, shared = self._split(fast)
+        inputs = network.inputs(query_x, query_mask)
+        return network.forward(network.start(own), network.shared(shared), inputs, inner=False)
+
+    def logits(
+        self,
+        state: MetaState,
+        episodes: Episodes,
+        *,
+        steps: int | None = None,
+        norm_statistics: NormStatistics = "batch",
+    ) -> Tensor:  # [tasks, n, ways]
+        """Adapt to the support sets, each task independent of the others, and predict the query sets."""
+        check_norm_statistics(norm_statistics)
+        support = (episodes.support_x, episodes.support_y, episodes.support_mask)
+        if norm_statistics == "support":
+            fast = self.adapt(state, *support, steps=steps)
+        else:  # without the statistics, which take another run of the model
+            fast = self._adapted(state, *support, steps)
+        return self.predict(fast, episodes.query_x, episodes.query_mask, norm_statistics=norm_statistics)
+
+    def module_for(self, fast: Weights, i: int) -> nn.Module:
+        """Task i's adapted network as an ordinary module in eval mode, with parameters of its own.
+
+        Its batch norm layers have the statistics of the support set as their running statistics, so that its outputs
+        are those of `predict(fast, x, norm_statistics="support")`, for one example as for many.
+
+        Example:
+            >>> import gradshare as gs
+            >>> learner = gs.maml(gs.Conv4(filters=8, image=(1, 28, 28)), steps=2)
+            >>> episodes = gs.load_dataset("glyphs").sample("test", gs.Shape(5, 1, 15), tasks=3, key=(0,))
+            >>> fast = learner.adapt(learner.init(seed=0), episodes.support_x, episodes.support_y)
+            >>> learner.module_for(fast, 0)(episodes.query_x[0, :1]).shape
+            torch.Size([1, 5])
+        """
+        self._check_complete(fast, "support")
+        check_whole("i", i, 0, len(fast[self.adapted[0]]) - 1)
+        module = vmapped.with_fixed_norms(self.module)
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            if name in fast:
+                tensor.data = fast[name][i].detach().clone()
+        return module
+
+    def _adapted(
+        self, state: MetaState, x: Inputs, y: Tensor, mask: Tensor | None, steps: int | None
+    ) -> dict[str, Tensor]:
+        """All weights after the inner loop, `{name: [tasks, *shape]}`."""
+        check_examples(x, y, "support", mask)
         self._check(state)
-        in_form = self._shared_of_steps(state)
-        trajectory, _ = self._adapt(state, in_form, support_x, support_y, training=False)
-        shared = self._shared(state, self.steps - 1)
+        if steps is None:
+            steps = self.steps
+        check_whole("steps", steps, 1)
+        in_form = self._shared_of_steps(state, steps)
+        trajectory, _ = self._adapt(state, in_form, x, y, mask, training=False)
+        shared = self._shared(state, steps - 1)
         if not torch.is_grad_enabled():  # a view of a leaf asks for gradients even here
             shared = {name: weight.detach() for name, weight in shared.items()}
         adapted = self.network.by_name(trajectory[-1])
-        return {**{name: w.expand(len(support_x), *w.shape) for name, w in shared.items()}, **adapted}
-
-    def predict(self, fast: Weights, query_x: Tensor) -> Tensor:  # [tasks, n, ways]
-        """Apply adapted weights to new inputs of the same tasks."""
-        network = self.network
-        missing = sorted(name for name, p in self.module.named_parameters() if p.requires_grad and name not in fast)
-        if missing:
-            raise UserError(f"the adapted weights lack {missing[0]}: give `predict` everything that `adapt` returned")
-        tasks = len(fast[self.adapted[0]])
-        if len(query_x) != tasks:
-            raise UserError(f"the weights are adapted to {tasks} tasks, and query_x has {len(query_x)}")
-        shared = network.shared({name: weight[0] for name, weight in fast.items() if name not in self.adapted})
-        return network.forward(network.start(fast), shared, network.inputs(query_x), inner=False)
-
-    def logits(self, state: MetaState, episodes: Episodes) -> Tensor:  # [tasks, n, ways]
-        """Adapt to the support sets, each task independent of the others, and predict the query sets."""
-        return self.predict(self.adapt(state, episodes.support_x, episodes.support_y), episodes.query_x)
+        return {**{name: w.expand(len(y), *w.shape) for name, w in shared.items()}, **adapted}
 
     def _adapt(
-        self, state: MetaState, shared: list[Weights], x: Tensor, y: Tensor, training: bool
+        self, state: MetaState, shared: list[Weights], x: Inputs, y: Tensor, mask: Tensor | None, training: bool
     ) -> tuple[list[Weights], Tree]:
         """Fast weights of each step, and the memory after them, in the network's layout."""
         network, alone = self.network, self.group.size == 1
-        inputs = network.inputs(x)
+        inputs = network.inputs(x, mask)
         total = (sum_of_tasks if alone else self.group.sum_tasks) if training else None
 
         def support_losses(fast: Weights, k: int) -> Tensor:
-            return self.losses(network.forward(fast, shared[k], inputs, inner=True), y)
+            return self.losses(network.forward(fast, shared[k], inputs, inner=True), y, mask, inner=True)
 
-        return adapt(
+        found = adapt(
             network.start(state.params),
             support_losses,
-            network.rule(self.rule, one_process=alone),
+            self._rule(),
             network.pack(state.learned),
             network.pack(state.memory),
-            tasks=len(x),
-            steps=self.steps,
+            tasks=len(y),
+            steps=len(shared),
             total=total,
         )
+        vars(self)["_rule_seen"] = True
+        return found
+
+    def _rule(self) -> Rule:
+        """The rule in the network's layout; until it has run once, with a look at what it computes."""
+        rule, any_layout = self.rule, getattr(self.rule, "any_layout", False)
+        if "_rule_seen" not in vars(self) and (self.precision == "float32" or not any_layout):  # else by fused programs
+            rule = checked(rule)
+        return self.network.rule(rule, one_process=self.group.size == 1)
+
+    def _split(self, fast: Weights) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What each task has of its own, `[tasks, *shape]`, and what all tasks have in common, `[*shape]`."""
+        own = {*self.adapted, *vmapped.statistics_of(self.module)}
+        return (
+            {name: weight for name, weight in fast.items() if name in own},
+            {name: weight[0] for name, weight in fast.items() if name not in own},
+        )
+
+    def _check_complete(self, fast: Weights, norm_statistics: NormStatistics) -> None:
+        """Raise an error unless this is all that `adapt` returned."""
+        needed = [name for name, p in self.module.named_parameters() if p.requires_grad]
+        if norm_statistics == "support":
+            needed += vmapped.statistics_of(self.module)
+        missing = sorted(name for name in needed if name not in fast)
+        if missing:
+            raise UserError(f"the adapted weights lack {missing[0]}: use everything that `adapt` returned")
 
     @cached_property
     def _tensors(self) -> dict[str, Tensor]:
@@ -222,29 +345,44 @@ class Learner:
     def _shared(self, state: MetaState, step: int) -> dict[str, Tensor]:
         """Weights that are not adapted, as they are at one inner step."""
         fixed = {name: weight for name, weight in state.params.items() if name not in self.adapted}
-        return fixed | {name: values[step] for name, values in state.learned.get("per_step", {}).items()}
+        per_step = state.learned.get("per_step", {})
+        return fixed | {name: values[min(step, len(values) - 1)] for name, values in per_step.items()}
 
-    def _shared_of_steps(self, state: MetaState) -> list[Weights]:
+    def _shared_of_steps(self, state: MetaState, steps: int | None = None) -> list[Weights]:
         """Weights that are not adapted, at each inner step, in the network's layout."""
+        steps = self.steps if steps is None else steps
         if not self.per_step:
-            return [self.network.shared(self._shared(state, 0))] * self.steps
-        return [self.network.shared(self._shared(state, step)) for step in range(self.steps)]
+            return [self.network.shared(self._shared(state, 0))] * steps
+        return [self.network.shared(self._shared(state, step)) for step in range(steps)]
 
-    def losses(self, logits: Tensor, targets: Tensor) -> Tensor:  # [tasks]
-        """The loss of every task."""
-        if self.loss == "cross_entropy" and self.precision != "float32" and not targets.is_floating_point():
+    def losses(
+        self,
+        logits: Tensor,  # [tasks, n, ...]
+        targets: Tensor,  # [tasks, n, ...]
+        mask: Tensor | None = None,  # [tasks, n]
+        *,
+        inner: bool = False,
+    ) -> Tensor:  # [tasks]
+        """The loss of every task, of its real examples alone; with `inner`, the loss of the inner loop."""
+        loss = self.inner_loss if inner and self.inner_loss is not None else self.loss
+        if loss == "cross_entropy" and self.precision != "float32" and not targets.is_floating_point() and mask is None:
             return backends.cross_entropy(logits, targets.long())
         try:
-            return task_losses(self.loss, logits, targets)
+            return task_losses(loss, logits, targets, mask)
         except UserError:
             raise
         except (RuntimeError, IndexError, ValueError) as error:
-            raise vmapped.explained(error, "loss") if callable(self.loss) else error from error
+            raise vmapped.explained(error, "loss") if callable(loss) else error from error
 
 
 def check_learner(learner: Any) -> None:
     if not isinstance(learner, Learner):
         raise UserError(f"a learner is what gs.maml(model) and its siblings make, not {value_or_type(learner)}")
+
+
+def check_norm_statistics(value: Any) -> None:
+    if value not in get_args(NormStatistics):
+        raise UserError(f"norm_statistics is 'batch' or 'support', not {short_repr(value)}")
 
 
 def check_state(state: Any) -> None:

@@ -41,20 +41,31 @@ def adapt(
                 for name, w in fast.items()
             }
             losses = support_losses(fast, k)
-            if not losses.requires_grad:
-                raise UserError("the support loss does not depend on the adapted weights: is something detached?")
             ones = torch.ones_like(losses) if ones is None else ones
-            # Tasks do not touch each other here, so the gradient of the sum is every task's own gradient.
-            gradients = torch.autograd.grad(
-                losses,
-                list(fast.values()),
-                ones,
-                create_graph=create_graph,
-                materialize_grads=True,  # a weight that the loss does not use gets a zero gradient
-            )
-        at = InnerStep(dict(zip(fast, gradients, strict=True)), fast, learned, memory, carry, k, total)
+            gradients = gradients_of(losses, fast, create_graph, ones)
+        at = InnerStep(gradients, fast, learned, memory, carry, k, total)
         direction, carry, remembered = rule.update(at)
         fast = {name: weight - direction[name] for name, weight in fast.items()}
         trajectory.append(fast)
         rows.append(remembered)
     return trajectory, memory if total is None else stack_memory(memory, rows)
+
+
+def gradients_of(
+    losses: Tensor,  # [tasks]
+    fast: Weights,
+    create_graph: bool,
+    ones: Tensor | None = None,  # [tasks]; made here if not given
+) -> Weights:
+    """The gradient of every task's loss with respect to its own weights."""
+    if not losses.requires_grad:
+        raise UserError("the support loss does not depend on the adapted weights: is something detached?")
+    # Tasks do not touch each other here, so the gradient of the sum is every task's own gradient.
+    gradients = torch.autograd.grad(
+        losses,
+        list(fast.values()),
+        torch.ones_like(losses) if ones is None else ones,
+        create_graph=create_graph,
+        materialize_grads=True,  # a weight that the loss does not use gets a zero gradient
+    )
+    return dict(zip(fast, gradients, strict=True))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from gradshare.method.episodes import Inputs
 from gradshare.method.rules import Rule, Tree, Weights
+
+# What batch norm normalises with at prediction: the statistics of the batch at hand (transductive), or those of the
+# task's support set (inductive).
+NormStatistics = Literal["batch", "support"]
 
 
 class Network(Protocol):
@@ -28,8 +33,8 @@ class Network(Protocol):
     def rule(self, rule: Rule, one_process: bool) -> Rule:
         """The rule for weights in this network's layout, with fused programs where all tasks are in one process."""
 
-    def inputs(self, x: Tensor) -> Any:
-        """Inputs as `forward` takes them; made once for all inner steps."""
+    def inputs(self, x: Inputs, mask: Tensor | None = None) -> Any:
+        """Inputs as `forward` takes them, made once for all inner steps. `mask` [tasks, n]: True for a real example."""
 
     def shared(self, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Weights that are not adapted, `{name: [*shape]}`, in this network's layout."""

@@ -161,6 +161,49 @@ def chain(*rules: Rule) -> Chain:
     return Chain(tuple(link for rule in rules for link in (rule.links if isinstance(rule, Chain) else (rule,))))
 
 
+def checked(rule: Rule) -> Rule:
+    """The same rule, whose first inner step raises an error where a link does not move every weight."""
+    return Chain(tuple(map(checked, rule.links))) if isinstance(rule, Chain) else Checked(rule)
+
+
+@dataclass(frozen=True)
+class Checked(Rule):
+    """A rule whose results are looked at in the first inner step."""
+
+    plain: Rule
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.plain.name
+
+    @property
+    def second_order(self) -> bool:  # type: ignore[override]
+        return getattr(self.plain, "second_order", True)
+
+    def update(self, at: InnerStep) -> Moved:
+        moved = self.plain.update(at)
+        if at.k == 0:
+            _check_moved(self.name, moved, at.gradients)
+        return moved
+
+
+def _check_moved(rule: str, moved: Any, gradients: Weights) -> None:
+    """Raise an error unless a rule gives a direction of the right shape for each weight."""
+    if not isinstance(moved, Moved) or not isinstance(moved.direction, Mapping):
+        found = type(moved.direction if isinstance(moved, Moved) else moved).__name__
+        raise UserError(
+            f"the rule '{rule}' returns gs.Moved(direction, carry, remember), with a dict first, not {found}"
+        )
+    for name, own in gradients.items():
+        direction = moved.direction.get(name)
+        if not isinstance(direction, Tensor):
+            found = "nothing" if direction is None else type(direction).__name__
+            raise UserError(f"the rule '{rule}' gives no direction to the weight '{name}': found {found}")
+        if direction.shape != own.shape:
+            shapes = f"{list(direction.shape)}, and its gradients have {list(own.shape)}"
+            raise UserError(f"the rule '{rule}' gives the weight '{name}' a direction of shape {shapes}")
+
+
 def stack_memory(memory: Tree, rows: list[Tree]) -> Tree:
     """The memory after a meta-iteration: what the rule remembered at each step, as constants.
 

@@ -18,7 +18,7 @@ from gradshare.errors import UserError
 from gradshare.learners import algorithms
 from gradshare.learners.learner import Learner
 from gradshare.method.variants import first_link
-from gradshare.runs.config import TRAINING, RunConfig
+from gradshare.runs.config import TRAINING, RunConfig, recorded
 from gradshare.runs.display import Display
 from gradshare.runs.folder import merge_with_saved
 from gradshare.runs.train import Trained, train
@@ -98,7 +98,7 @@ def run(
     choice = choice_for(replace(config, engine="auto") if resume and group.size > 1 else config, group)
     apply(choice)
     options = _recorded(config, choice)
-    data = (dataset or load_dataset(config.dataset, config.pixels)).to(choice.device)
+    data = dataset or load_dataset(config.dataset, config.pixels)
     check_memory_for(config, data.image, choice.device, group.size)
     return train(
         build_learner(config, data.image, allowed),
@@ -119,7 +119,4 @@ def _recorded(config: RunConfig, choice: Choice) -> dict[str, Any]:
     """The options for config.json, with the choice in place of what was left open."""
     names = [name for name in ("device", "engine", "precision") if getattr(config, name) == "auto"]
     chosen = {name: getattr(choice, name) for name in names}
-    options = {**asdict(config), **chosen, "threads": config.threads or choice.threads}
-    if not config.deterministic:
-        del options["deterministic"]  # runs from before there was this option lack it, and can be resumed
-    return options
+    return recorded({**asdict(config), **chosen, "threads": config.threads or choice.threads})

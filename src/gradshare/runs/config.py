@@ -17,6 +17,13 @@ Method = Literal["maml", "metasgd", "mamlpp", "fomaml", "anil"]
 VERSION = 1
 
 
+NORM_STATISTICS = {
+    "batch": "Evaluation is transductive: batch norm, if the network has it, uses the statistics of the query batch.",
+    "support": "Evaluation is inductive: batch norm, if the network has it, uses the statistics of the support set.",
+}
+"""What reports and model cards say about the option `norm_statistics`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """How long to train, on which tasks, and how to evaluate."""
@@ -38,19 +45,30 @@ class Training:
     iterations: int = 100
     """Meta-iterations in an epoch."""
     val_tasks: int = 600
-    """Validation tasks after each epoch, always the same."""
+    """Validation tasks after each epoch, always the same; 0: no validation, and the last epoch is the best one."""
     test_tasks: int = 600
     """Test tasks at the end; 0: no test."""
     eval_batch: int = 25
     """Tasks evaluated at a time."""
     seed: int = 0
     """Determines the initial weights and the tasks: two methods with one seed see the same tasks."""
+    patience: int = 0
+    """End the run when validation has not improved for so many epochs; 0: train all epochs."""
+    norm_statistics: Literal["batch", "support"] = "batch"
+    """Batch norm in validation and test: statistics of the query batch (transductive), or of the support set."""
+    micro_batch: int | None = None
+    """Tasks that are differentiated at a time: less memory, more time, the same gradients. By default all."""
+    checkpoint: bool = False
+    """Recompute inner steps in the backward pass instead of keeping them: less memory, more time, same gradients."""
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
             _check(name, kind, getattr(self, name))
-        if self.test_tasks == 1:
-            raise UserError("test_tasks is 1; an interval over tasks needs at least 2, and 0 means no test")
+        for name, what in (("val_tasks", "validation"), ("test_tasks", "test")):
+            if getattr(self, name) == 1:
+                raise UserError(f"{name} is 1; an interval over tasks needs at least 2, and 0 means no {what}")
+        if self.patience and not self.val_tasks:
+            raise UserError(f"patience is {self.patience}, and val_tasks is 0: patience needs validation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,16 +129,17 @@ class RunConfig(Training):
 
 LOWEST = {
     "ways": 2,
-    "val_tasks": 2,
+    "val_tasks": 0,
     "gradient_clamp": 0,
     "test_tasks": 0,
     "seed": 0,
+    "patience": 0,
     "threads": 0,
     "multi_step_epochs": 0,
     "first_order_epochs": 0,
     "final_outer_rate": 0,
 }  # of every other whole number: 1
-HIGHEST = {"seed": MOST_SEED, "threads": MOST_THREADS}  # of every other number: MOST
+HIGHEST = {"seed": MOST_SEED, "threads": MOST_THREADS, "iterations": 1_000_000}  # of every other number: MOST
 ABOVE_ZERO = ("outer_lr", "inner_lr")
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
@@ -158,6 +177,11 @@ def original_rate(arm: str, inner_lr: float) -> float:
     return inner_lr / variant(arm).rate
 
 
+def recorded(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as config.json holds them: without those that older versions lack, where they have their default."""
+    return {name: value for name, value in options.items() if name not in LATER or value != LATER[name]}
+
+
 def options_text(options: dict[str, Any]) -> str:
     """The content of config.json."""
     return json.dumps(add_checksum({"version": VERSION, **options}), indent=2) + "\n"
@@ -165,6 +189,12 @@ def options_text(options: dict[str, Any]) -> str:
 
 TRAINING = frozenset(field.name for field in fields(Training))
 RUN = frozenset(field.name for field in fields(RunConfig)) - TRAINING
+LATER = {
+    name: getattr(RunConfig, name)
+    for name in ("deterministic", "patience", "norm_statistics", "micro_batch", "checkpoint")
+}
+"""Options that the first version did not have, with their defaults. config.json holds only those that differ from
+them, so the runs of older versions, which lack them, can be resumed."""
 Options = TypeVar("Options", bound=Training)
 
 
@@ -197,9 +227,12 @@ def _build(kind: type[Options], options: dict[str, Any], path: Path) -> Options:
         raise UserError(f"{path} is damaged: {error}") from None
 
 
+MAY_GROW = ("epochs", "patience")
+
+
 def identity(options: dict[str, Any]) -> str:
-    """A digest that differs between runs: of all options but the number of epochs, which may grow."""
-    return str(add_checksum({name: value for name, value in options.items() if name != "epochs"})["sha256"])
+    """A digest that differs between runs: of all options but those that may grow."""
+    return str(add_checksum({name: value for name, value in options.items() if name not in MAY_GROW})["sha256"])
 
 
 def check_same_options(
@@ -212,7 +245,7 @@ def check_same_options(
         rate_falls: whether the outer rate falls over the epochs; a run with more of them is another run then.
     """
     for name in sorted(stored.keys() | wanted.keys()):
-        has, want = stored.get(name), wanted.get(name)
+        has, want = (options.get(name, LATER.get(name)) for options in (stored, wanted))
         if has == want:
             continue
         more = name == "epochs" and longer and has is not None and want is not None and want > has
@@ -240,7 +273,7 @@ def check_further_entries(about: Any) -> dict[str, Any]:
         raise UserError(f"about is a dict with names for its keys, not {short_repr(about)}")
     if taken := set(about) & {*TRAINING, "version", "sha256"}:
         raise UserError(f"about has {', '.join(sorted(taken))}, which config.json has already: choose other names")
-    if "method" in about and {*about, "deterministic"} != RUN:
+    if "method" in about and {*about} | (RUN & LATER.keys()) != RUN:
         raise UserError("about has method, which config.json has for models of the command line: choose another name")
     for name, value in about.items():
         try:

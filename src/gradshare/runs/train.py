@@ -11,25 +11,28 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from gradshare.data.tasks import on_device
 from gradshare.engine.backends import Precision
 from gradshare.engine.choose import Engine, choose
 from gradshare.engine.processes import ALONE, Group, PeerLost
 from gradshare.errors import path_of
 from gradshare.learners.graphs import GraphedPrediction, GraphedStep
 from gradshare.learners.learner import Learner, Outcome
-from gradshare.learners.outer import adam_tensors, cosine, meta_step, optimiser, restore_adam, set_rate
+from gradshare.learners.optimisers import cosine, optimiser, optimiser_tensors, restore_optimiser, set_rate
+from gradshare.learners.outer import meta_step
 from gradshare.method.episodes import Episodes, Shape, TaskSource, draw, task_key
 from gradshare.method.state import MetaState, check_fit
-from gradshare.runs.config import Training, check_further_entries, identity
+from gradshare.runs.config import Training, check_further_entries, identity, recorded
 from gradshare.runs.display import Display, Silent
 from gradshare.runs.divergence import Diverged, Watch
-from gradshare.runs.evaluate import Evaluation, check_learner_and_source, evaluate, finite_mean
+from gradshare.runs.evaluate import Evaluable, Evaluation, Parts, check_learner_and_source, evaluate, finite_mean
 from gradshare.runs.folder import RunFolder, next_free
 from gradshare.runs.locks import locked
 from gradshare.runs.records import Divergence, Epoch, Progress, Score, Summary, Test, Timing, best_epochs
@@ -39,13 +42,32 @@ STATE = ("params/", "learned/", "memory/")  # how the names of a state's tensors
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A finished run."""
+class Trained(Evaluable):
+    """A finished run. `gs.evaluate(run)` evaluates its best epoch."""
 
     folder: Path
     state: MetaState  # after the last epoch
     metrics: list[dict[str, Any]]  # the lines of metrics.jsonl
     summary: dict[str, Any]  # summary.json
+    learner: Learner  # as it was trained, on its device
+    dataset: TaskSource
+    training: Training
+
+    @cached_property
+    def best(self) -> MetaState:
+        """The state after the best epoch by validation; without validation, after the last one."""
+        tensors = RunFolder(self.folder).load_epoch(self.summary["best_epoch"])
+        state = self.learner.init()
+        load_state(state, tensors)
+        return state
+
+    @property
+    def last(self) -> MetaState:
+        """The state after the last epoch."""
+        return self.state
+
+    def parts(self, dataset: TaskSource | None = None) -> Parts:
+        return Parts(self.learner, self.dataset if dataset is None else dataset, self.training)
 
 
 def train(
@@ -72,17 +94,21 @@ def train(
     test_tasks: int = Training.test_tasks,
     eval_batch: int = Training.eval_batch,
     seed: int = Training.seed,
+    patience: int = Training.patience,
+    norm_statistics: Literal["batch", "support"] = Training.norm_statistics,
+    micro_batch: int | None = Training.micro_batch,
+    checkpoint: bool = Training.checkpoint,
 ) -> Trained:
     """Train a learner, with checkpoints, validation and test, in a run folder.
 
     Args:
-        dataset: a `Dataset`, or anything with its method `sample`.
+        dataset: from `gs.load_dataset` or `gs.tasks`, or anything with their method `sample`.
         folder: the run folder; it must not hold a run already, unless `resume`. None is the next free `runs/run-N`.
         resume: continue the run in the folder; a finished run is returned as it is, unless `epochs` asks for more than
             it has. None: continue if there is one, else start.
         display: shows the progress; see `gradshare.runs.display.Display`.
         about: further entries for `config.json`, such as a name for the model: JSON values, or paths.
-        device: `"cpu"` or `"cuda"`; the data set must give tasks there, or on the CPU.
+        device: `"cpu"` or `"cuda"`; a data set of ours is moved there, another gives tasks there, or on the CPU.
         engine: `"graph"` records a meta-iteration as one CUDA graph; `"eager"` runs it operation by operation;
             `"auto"` is graph on a GPU, in one process.
         precision: `"float32"` for any model; `"tf32"` and `"bf16"` run `Conv4` by our GPU kernels, many times faster.
@@ -120,13 +146,18 @@ def train(
         test_tasks=test_tasks,
         eval_batch=eval_batch,
         seed=seed,
+        patience=patience,
+        norm_statistics=norm_statistics,
+        micro_batch=micro_batch,
+        checkpoint=checkpoint,
     )
-    options = {**asdict(training), **check_further_entries(about)}
+    options = {**recorded(asdict(training)), **check_further_entries(about)}
     chosen = choose(device, engine, processes=group.size, local_processes=group.local_size).engine
     group.share(training.tasks)  # raises an error if there are more processes than tasks
     learner = learner.to(device, precision).over(group)
     shows = display if display is not None and group.first else Silent()
-    run = _Run(learner, dataset, RunFolder(place), training, shows, torch.device(device), chosen)
+    data = on_device(dataset, torch.device(device))  # once, so that tasks are drawn there
+    run = _Run(learner, data, RunFolder(place), training, shows, torch.device(device), chosen)
     with ExitStack() as stack:
         group.from_first(lambda: stack.enter_context(locked(place)))
         if group.size == 1:
@@ -172,7 +203,7 @@ class _Run:
         self.log = torch.zeros(2, training.iterations, device=device)  # loss and accuracy of the epoch's iterations
         self.watch = Watch(self.log, self.state.trainable())
         self.engine = engine
-        self.predict = GraphedPrediction(learner) if engine == "graph" else None
+        self.predict = GraphedPrediction(learner, training.norm_statistics) if engine == "graph" else None
         self.stepping: Learner | None = None  # the learner that `step` steps
         self.step: Callable[[Episodes], Outcome]
         self.started = 0.0
@@ -196,7 +227,7 @@ class _Run:
 
     def _restore(self, tensors: dict[str, Tensor]) -> None:
         load_state(self.state, tensors)
-        restore_adam(self.state, self.adam, tensors)
+        restore_optimiser(self.state, self.adam, tensors)
         own = {"log": self.log, "faults": self.watch.faults}  # checkpoints from before 0.1 may have no faults
         _fill(own, {"faults": self.watch.faults} | {name: tensors[name] for name in own if name in tensors})
 
@@ -209,16 +240,15 @@ class _Run:
                 self.folder.finish(summary)
         result = self.group.from_first(self.folder.summary)
         assert result is not None
-        return Trained(
-            self.folder.path, self.state, [line.as_json() for line in self.progress.metrics], result.as_json()
-        )
+        metrics = [line.as_json() for line in self.progress.metrics]
+        parts = (self.learner, self.dataset, self.training)
+        return Trained(self.folder.path, self.state, metrics, result.as_json(), *parts)
 
     def _epoch(self) -> None:
         epoch = self.progress.epoch
         self.started = time.monotonic() - self.progress.seconds
         learner = self.learner.at(epoch)
-        rate = cosine(self.training.outer_lr, learner.final_outer_rate, epoch, self.training.epochs)
-        set_rate(self.adam, rate)
+        set_rate(self.adam, cosine(learner.final_outer_rate, epoch, self.training.epochs))
         self._choose_step(learner)
         for iteration in range(self.progress.iteration, self.training.iterations):
             self._iterate(epoch, iteration)
@@ -281,10 +311,9 @@ class _Run:
                     self._stop(self.training.iterations)
                 raise Interrupted(self.folder.path, "in the test after all epochs")
 
-        seed, batch = self.training.seed, self.training.eval_batch
-        return evaluate(
-            self.learner, states, self.dataset, split, self.shape, tasks, seed, batch, between, self.group, self.predict
-        )
+        seed, batch, norm = self.training.seed, self.training.eval_batch, self.training.norm_statistics
+        which = (self.dataset, split, self.shape, tasks, seed, batch)
+        return evaluate(self.learner, states, *which, between, self.group, self.predict, norm_statistics=norm)
 
     def _record(self, validation: Evaluation, timing: Timing) -> None:
         """End an epoch: a checkpoint, from which the other files follow."""
@@ -304,7 +333,7 @@ class _Run:
         self.progress = Progress(
             line.epoch, metrics=(*self.progress.metrics, line), timings=(*self.progress.timings, timing)
         )
-        tensors = {**self.state.tensors(), **adam_tensors(self.state, self.adam)}
+        tensors = {**self.state.tensors(), **optimiser_tensors(self.state, self.adam)}
         self.group.check_same(tensors, f"after epoch {line.epoch}")
         self._save()
         if self.group.first:
@@ -313,7 +342,7 @@ class _Run:
 
     def _save(self) -> None:
         if self.group.first:
-            tensors = {**self.state.tensors(), **adam_tensors(self.state, self.adam)}
+            tensors = {**self.state.tensors(), **optimiser_tensors(self.state, self.adam)}
             tensors |= {"log": self.log, "faults": self.watch.faults}
             self.folder.save(replace(self.progress, run=self.identity), tensors)
 

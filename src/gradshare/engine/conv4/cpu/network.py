@@ -16,7 +16,9 @@ from gradshare.engine.conv4.cpu.first_block import Images, first_block
 from gradshare.engine.conv4.cpu.pooled_norm import pooled_norm
 from gradshare.engine.networks import Conv4, is_plain_conv4
 from gradshare.engine.operations import Geometry, conv
-from gradshare.engine.vmapped import VmapBackend
+from gradshare.engine.vmapped import Given, VmapBackend, given
+from gradshare.errors import UserError
+from gradshare.method.episodes import Inputs
 from gradshare.method.rules import Weights
 
 
@@ -29,18 +31,29 @@ class CpuConv4(VmapBackend):
             return weights
         return {name: in_memory_order(weight) for name, weight in weights.items()}
 
-    def inputs(self, x: Tensor) -> Tensor | Images:
-        return Images(x) if fits(self.module, x) else x
+    def inputs(self, x: Inputs, mask: Tensor | None = None) -> Given | Images:
+        if isinstance(x, Tensor) and is_plain_conv4(self.module):
+            check_images(self.module, x)
+            if mask is None and fits(self.module, x):
+                return Images(x)
+        return given(x, mask)
 
-    def forward(self, fast: Weights, shared: Mapping[str, Tensor], x: Tensor | Images, inner: bool) -> Tensor:
-        if isinstance(x, Tensor):
+    def forward(self, fast: Weights, shared: Mapping[str, Tensor], x: Given | Images, inner: bool) -> Tensor:
+        if isinstance(x, Given):
             return super().forward(fast, shared, x, inner)
         assert isinstance(self.module, Conv4)
         same = {**dict(self.module.named_parameters()), **shared}  # a weight that is not trained is in neither
         if has_zero_gain({**same, **fast}):
-            return super().forward(fast, shared, x.x, inner)
+            return super().forward(fast, shared, Given(x.x), inner)
         weights = {name: weight.expand(len(x.x), *weight.shape) for name, weight in same.items() if name not in fast}
         return forward(self.module, {**weights, **fast}, x)
+
+
+def check_images(module: Conv4, x: Tensor) -> None:  # [tasks, n, C, H, W]
+    """Raise an error for images that the filters or the head cannot take."""
+    channels, *size = module.image
+    if x.dim() != 5 or x.shape[2] != channels or [side // 16 for side in x.shape[3:]] != [side // 16 for side in size]:
+        raise UserError(f"the model takes images of {list(module.image)}, not {list(x.shape[2:])}: gs.Conv4(image=...)")
 
 
 def fits(module: nn.Module, x: Tensor) -> bool:  # [tasks, n, C, H, W]

@@ -19,6 +19,7 @@ from gradshare.engine.conv4.triton.network import Part, Plan, network
 from gradshare.engine.conv4.triton.programs import with_programs
 from gradshare.engine.networks import Conv4
 from gradshare.errors import UserError
+from gradshare.method.episodes import Inputs
 from gradshare.method.rules import InnerStep, Moved, Rule, Tree, Weights
 
 ALL = "weights"  # the one name under which an inner rule sees all weights
@@ -123,8 +124,11 @@ class TritonConv4:
             return ByName(rule, self)
         return with_programs(rule) if one_process else rule
 
-    def inputs(self, x: Tensor) -> Patches:  # [tasks, n, C, H, W]
+    def inputs(self, x: Inputs, mask: Tensor | None = None) -> Patches:  # [tasks, n, C, H, W]
         """The images as 3x3 patches, in the type of the activations. The same for all steps."""
+        if mask is not None or not isinstance(x, Tensor):
+            what = "masks" if mask is not None else "inputs of several tensors"
+            raise UserError(f"the fast kernels have no {what}; use precision='float32'")
         if x.requires_grad:
             raise UserError("the fast kernels give no gradient by the images; use precision='float32'")
         if x.shape[2:] != self.module.image:

@@ -1,0 +1,234 @@
+"""The meta-gradient in less memory: one inner step and one part of the tasks at a time.
+
+`Learner.outer_loss` keeps the activations of all tasks and all inner steps for the way back. Here the way forward keeps
+only the weights, the gradients and the carry of every step, without a graph. The way back goes step by step: the rule
+once more for all tasks together, since they meet there, and the support gradients once more, part by part. The result
+is that of `outer_loss`, to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradshare.errors import UserError
+from gradshare.learners.learner import Learner, Outcome
+from gradshare.method.adapt import gradients_of
+from gradshare.method.episodes import Episodes
+from gradshare.method.losses import accuracy
+from gradshare.method.rules import NOTHING, InnerStep, Moved, Total, Tree, Weights, stack_memory, sum_of_tasks
+from gradshare.method.state import MetaState, flatten
+
+
+def gradients_in_parts(
+    learner: Learner, state: MetaState, episodes: Episodes, size: int
+) -> tuple[Outcome, list[Tensor | None]]:
+    """The outcome of a batch, and the gradient of each of `state.trainable()`; None where the loss does not use it.
+
+    Args:
+        size: tasks of a part.
+    """
+    learner._check(state)
+    batch = episodes.tasks
+    own = episodes if learner.group.size == 1 else episodes[learner.group.share(batch)]
+    sources = _Sources()
+    outcome = _Parts(learner, state, own, size, sources).run(batch)
+    return outcome, sources.gradients(state.trainable().values())
+
+
+class _Step(NamedTuple):
+    """What the way forward keeps of an inner step, without a graph."""
+
+    before: Weights  # the fast weights
+    gradients: Weights
+    carry: Tree
+    after: Weights
+
+
+class _Parts:
+    """One batch. Derivatives gather in the `grad` of tensors of its own; those of the state are not touched."""
+
+    def __init__(self, learner: Learner, state: MetaState, episodes: Episodes, size: int, sources: _Sources) -> None:
+        self.learner, self.network, self.episodes = learner, learner.network, episodes
+        self.slices = [slice(first, first + size) for first in range(0, episodes.tasks, size)]
+        self.inputs = [self.network.inputs(episodes[part].support_x) for part in self.slices]
+        self.start = sources.cut(self.network.start(state.params))
+        self.shared = [sources.cut(shared) for shared in learner._shared_of_steps(state)]
+        self.learned = sources.cut(self.network.pack(state.learned))
+        self.memory = self.network.pack(state.memory)
+        alone = learner.group.size == 1
+        self.rule = self.network.rule(learner.rule, one_process=alone)
+        self.second_order = getattr(self.rule, "second_order", True)
+        self.total: Total = sum_of_tasks if alone else learner.group.sum_tasks
+
+    def run(self, batch: int) -> Outcome:
+        with _repeatable(self.learner, self.episodes.support_y.is_cuda):
+            steps, memory = self._forward()
+        weights = self.learner.step_weights or (0.0,) * (len(steps) - 1) + (1.0,)
+        scores: list[tuple[float, Tensor, Tensor | None]] = []
+        adjoint: Weights = {}  # derivative of the outer loss with respect to the fast weights; missing: zero
+        carried: dict[str, Tensor] = {}  # the same for the carry
+        for k in reversed(range(self.learner.steps)):
+            step = steps.pop()
+            if weights[k] or k == self.learner.steps - 1:
+                losses, right, here = self._query(step.after, k, weights[k] / batch)
+                scores.append((weights[k] * (self.episodes.tasks / batch), losses, right))
+                adjoint = _sum(adjoint, here)
+            adjoint, carried = self._back(step, k, adjoint, carried)
+        for name, gradient in adjoint.items():
+            self.start[name].grad = gradient.sum(0)
+        _, losses, right = scores[0]  # those after the last step
+        loss = torch.stack([weight * losses.mean() for weight, losses, _ in reversed(scores)]).sum()
+        return Outcome(loss, losses, right, self.network.unpack(memory))
+
+    def _forward(self) -> tuple[list[_Step], Tree]:
+        """The inner loop, and the memory after it."""
+        fast: Weights = {name: w.detach().expand(self.episodes.tasks, *w.shape) for name, w in self.start.items()}
+        carry: Tree = NOTHING
+        steps: list[_Step] = []
+        rows: list[Tree] = []
+        for k in range(self.learner.steps):
+            found = [self._support_gradients(_leaves(fast, part), k, number, False) for number, part in self._parts()]
+            gradients = {name: _joined([one[name] for one in found]) for name in fast}
+            with torch.no_grad():
+                moved = self._update(gradients, fast, carry, k)
+                after = {name: weight - moved.direction[name] for name, weight in fast.items()}
+            steps.append(_Step(fast, gradients, carry, after))
+            rows.append(moved.remember)
+            fast, carry = after, moved.carry
+        return steps, stack_memory(self.memory, rows)
+
+    def _query(self, after: Weights, k: int, weight: float) -> tuple[Tensor, Tensor | None, Weights]:
+        """Query losses and accuracies after a step; derivatives for the fast weights, and in `shared`."""
+        losses, right, adjoints = [], [], []
+        for _, part in self._parts():
+            fast, own = _leaves(after, part), self.episodes[part]
+            logits = self.network.forward(fast, self.shared[k], self.network.inputs(own.query_x), inner=False)
+            each = self.learner.losses(logits, own.query_y)
+            _backward([each], [torch.full_like(each, weight)], fast, self.shared[k])
+            losses.append(each.detach())
+            if (share := accuracy(logits, own.query_y)) is not None:
+                right.append(share)
+            adjoints.append(_gathered(fast))
+        found = {name: _joined([one[name] for one in adjoints]) for name in adjoints[0]}
+        return _joined(losses), _joined(right) if right else None, found
+
+    def _back(
+        self, step: _Step, k: int, adjoint: Weights, carried: dict[str, Tensor]
+    ) -> tuple[Weights, dict[str, Tensor]]:
+        """From derivatives with respect to what a step left, to those with respect to what it found."""
+        fast = _leaves(step.before)
+        gradients = _leaves(step.gradients) if self.second_order else step.gradients
+        carry = _leaf_tree(step.carry)
+        moved = self._update(gradients, fast, carry, k)
+        after = [fast[name] - moved.direction[name] for name in adjoint]
+        left = {name: value for name, value in _tensors(moved.carry).items() if name in carried and value.requires_grad}
+        derivatives = [*adjoint.values(), *(carried[name] for name in left)]
+        entering = _tensors(carry)
+        learned = flatten(self.learned, "learned")
+        _backward([*after, *left.values()], derivatives, fast, gradients, entering, learned)
+        adjoint = _gathered(fast)
+        along = _gathered(gradients)
+        for number, part in self._parts() if along else ():
+            own = _leaves(step.before, part)
+            again = self._support_gradients(own, k, number, True)
+            names = [name for name in along if again[name].requires_grad]
+            _backward([again[name] for name in names], [along[name][part] for name in names], own, self.shared[k])
+            for name, derivative in _gathered(own).items():
+                adjoint.setdefault(name, torch.zeros_like(along[name]))[part] += derivative
+        return adjoint, _gathered(entering)
+
+    def _support_gradients(self, fast: Weights, k: int, number: int, create_graph: bool) -> Weights:
+        """Gradients of the support losses of one part of the tasks."""
+        y = self.episodes.support_y[self.slices[number]]
+        losses = self.learner.losses(self.network.forward(fast, self.shared[k], self.inputs[number], inner=True), y)
+        return gradients_of(losses, fast, create_graph)
+
+    def _update(self, gradients: Weights, fast: Weights, carry: Tree, k: int) -> Moved:
+        return self.rule.update(InnerStep(gradients, fast, self.learned, self.memory, carry, k, self.total))
+
+    def _parts(self) -> Iterable[tuple[int, slice]]:
+        return enumerate(self.slices)
+
+
+class _Sources:
+    """Tensors that are computed from the state, each with a leaf that stands for it and gathers its derivative."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def cut(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+        """The same tree, of leaves. A tensor that comes twice has one leaf."""
+        return {
+            name: self._leaf(value) if isinstance(value, Tensor) else self.cut(value) for name, value in tree.items()
+        }
+
+    def _leaf(self, tensor: Tensor) -> Tensor:
+        if not tensor.requires_grad:
+            return tensor
+        return self._pairs.setdefault(id(tensor), (tensor, tensor.detach().requires_grad_()))[1]
+
+    def gradients(self, leaves: Iterable[Tensor]) -> list[Tensor | None]:
+        """What the leaves gathered, carried on to those of the state."""
+        used = [(tensor, leaf.grad) for tensor, leaf in self._pairs.values() if leaf.grad is not None]
+        tensors, derivatives = zip(*used, strict=True)
+        return list(torch.autograd.grad(tensors, list(leaves), derivatives, allow_unused=True))
+
+
+@contextmanager
+def _repeatable(learner: Learner, on_gpu: bool) -> Iterator[None]:
+    """Raise an error where the way forward draws random numbers: the way back would draw others. Checked once."""
+    if "_repeatable" in vars(learner):
+        yield
+        return
+    before = _generators(on_gpu)
+    yield
+    if not all(map(torch.equal, before, _generators(on_gpu))):
+        raise UserError("the inner rule draws random numbers, so it cannot run with micro_batch or checkpoint")
+    vars(learner)["_repeatable"] = True
+
+
+def _generators(on_gpu: bool) -> list[Tensor]:
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if on_gpu else [])]
+
+
+def _leaves(weights: Weights, part: slice = slice(None)) -> dict[str, Tensor]:
+    return {name: weight[part].detach().requires_grad_() for name, weight in weights.items()}
+
+
+def _leaf_tree(tree: Tree) -> Tree:
+    """A carry of leaves; what has no derivative stays as it is."""
+    return {name: _leaf_tree(value) if isinstance(value, dict) else _leaf(value) for name, value in tree.items()}
+
+
+def _leaf(value: Any) -> Any:
+    differentiable = isinstance(value, Tensor) and value.is_floating_point()
+    return value.detach().requires_grad_() if differentiable else value
+
+
+def _tensors(tree: Tree) -> dict[str, Tensor]:
+    return {name: value for name, value in flatten(tree, "carry").items() if isinstance(value, Tensor)}
+
+
+def _backward(outputs: Sequence[Tensor], derivatives: Sequence[Tensor], *leaves: Weights) -> None:
+    """Add vector-Jacobian products to the `grad` of the leaves."""
+    inputs = [leaf for some in leaves for leaf in some.values() if leaf.requires_grad]
+    if outputs:
+        torch.autograd.backward(outputs, derivatives, inputs=inputs)
+
+
+def _gathered(leaves: Weights) -> dict[str, Tensor]:
+    return {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _sum(one: Weights, other: Weights) -> Weights:
+    both = {name: value + other[name] for name, value in one.items() if name in other}
+    return {**one, **other, **both}
