@@ -16,6 +16,7 @@ import torch
 
 from gradshare.engine import backends
 from gradshare.engine.backends import Precision
+from gradshare.engine.crowding import sleep_when_crowded
 from gradshare.errors import MOST_THREADS, UserError, short_repr
 
 Engine = Literal["auto", "eager", "graph"]
@@ -153,6 +154,8 @@ def apply(choice: Choice) -> None:
         torch.use_deterministic_algorithms(choice.deterministic)
     elif sys.platform == "linux":
         _keep_freed_memory()
+        if choice.threads > 1:
+            sleep_when_crowded(own_cores())
 
 
 def _keep_freed_memory() -> None:
