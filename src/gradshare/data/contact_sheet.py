@@ -43,11 +43,12 @@ def draw_tasks(dataset: Dataset, split: str, shape: Shape, tasks: int, seed: int
 
 def contact_sheet(dataset: Dataset, split: str, shape: Shape, tasks: int = 3, seed: int = 0) -> Pillow.Image:
     """Draw sampled tasks of a split: as many as `tasks` says, chosen by `seed`."""
+    drawn = draw_tasks(dataset, split, shape, tasks, seed)  # first: raises an error for a shape that is too large
     height, width, _ = dataset.index.image
     layout = _Layout(shape, height, width)
     title = f"{dataset.name} · {split} · {shape.ways}-way {shape.shots}-shot"
     sheet = Pillow.new("RGB", (layout.width, layout.height(tasks)), PAPER)
-    for number, task in enumerate(draw_tasks(dataset, split, shape, tasks, seed)):
+    for number, task in enumerate(drawn):
         top = layout.task_top(number)
         _write_heading(sheet, layout, top, f"{title} · task {number + 1}")
         for way, (name, images) in enumerate(zip(task.names, task.images, strict=True)):
