@@ -265,6 +265,29 @@ def test_a_dataset_is_read_when_drawn_and_never_all_of_it() -> None:
     assert data.reads == 1000  # labels are known nowhere else
 
 
+class Plain:
+    """A Dataset to PyTorch's loaders, though it has another parent class."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, row: int) -> Any:
+        return [float(row), row % 4], f"kind {row % 4}"
+
+
+def test_anything_with_a_length_and_items_is_a_dataset() -> None:
+    source = gs.tasks(Plain(), splits=(4, 0, 0))
+    assert repr(source) == "gs.tasks(40 examples of Plain, 4 classes: train 4, val 0, test 0)"
+    episodes = source.sample("train", Shape(2, 1, 4), 3, (0,))
+    assert episodes.query_x.shape == (3, 8, 2) and episodes.query_x.dtype == torch.float32
+    assert torch.equal(episodes.query_x[..., 0] % 4, episodes.query_x[..., 1])
+    with pytest.raises(gs.UserError, match="each target of the Dataset must be .*, not str"):
+        gs.tasks(Plain(), groups=np.arange(40) // 10, splits=(4, 0, 0)).sample("train", Shape(1, 1, 1), 1, (0,))
+    given = gs.tasks(Plain(), np.arange(40.0), groups=np.arange(40) // 10, splits=(4, 0, 0))
+    episodes = given.sample("train", Shape(1, 2, 3), 3, (0,))
+    assert torch.equal(episodes.query_y, episodes.query_x[..., 0])
+
+
 def test_labels_of_a_dataset_that_changes_or_selects_them() -> None:
     data: Any = Counted(*marked())
     data.targets = marked()[1]
@@ -303,6 +326,18 @@ def test_regression_by_groups_trains(tmp_path: Path) -> None:
     run = gs.train(learner, source, tmp_path / "run", epochs=2, outer_lr=0.01, **options)
     losses = [line["train_loss"] for line in run.metrics]
     assert losses[1] < 0.8 * losses[0], losses
+
+
+def test_ten_classes_train_five_way_without_validation(tmp_path: Path) -> None:
+    x, y = marked()
+    for splits, test_tasks in (((5, 0, 5), 2), ((1.0, 0, 0), 0)):
+        source = gs.tasks(x / 200, y, splits=splits)
+        options: dict[str, Any] = {"queries": 3, "tasks": 2, "val_tasks": 0, "test_tasks": test_tasks}
+        folder = tmp_path / f"run-{test_tasks}"
+        run = gs.train(gs.maml(nn.Linear(2, 5), steps=1), source, folder, epochs=1, iterations=2, **options)
+        assert np.isfinite(run.metrics[0]["train_loss"])
+        with pytest.raises(gs.UserError, match="the val split has no classes; val_tasks=0 trains without it"):
+            gs.train(gs.maml(nn.Linear(2, 5)), source, tmp_path / "other", epochs=1, queries=3)
 
 
 @pytest.mark.parametrize(
