@@ -80,6 +80,8 @@ def test_every_form_gives_the_same_tasks_with_labels_by_class(form: Callable[...
         y = torch.cat([found.support_y[task], found.query_y[task]])
         assert len(set(x[:, 1].tolist())) == 18  # nothing twice
         assert len(set(zip(x[:, 0].tolist(), y.tolist(), strict=True))) == 3  # one class, one label
+    if form is as_dataset:  # its tensors are used as they are
+        assert repr(source).startswith("gs.tasks([200, 2] float32, ")
     other = source.sample("train", shape, 6, (1, 3))
     assert not torch.equal(found.support_x, other.support_x)
 
@@ -97,13 +99,13 @@ def test_rows_are_chosen_as_those_of_a_store(dataset: gs.Dataset) -> None:
 
 
 def test_choosing_is_what_a_full_sort_gives() -> None:
-    counts, shape, key = np.array([400, 7, 20, 5, 9]), Shape(3, 1, 4), (5, 6)
+    counts, shape, key = np.array([400, 37, 50, 35, 39]), Shape(3, 10, 20), (5, 6)
     generator = np.random.default_rng(key)
     classes = generator.random((50, 5)).argsort(-1)[:, :3]
     order = generator.random((50, 3, 400))
     order[np.arange(400) >= counts[classes][..., None]] = 2.0
     found = choose(counts, shape, 50, key)
-    assert np.array_equal(found[0], classes) and np.array_equal(found[1], order.argsort(-1)[..., :5])
+    assert np.array_equal(found[0], classes) and np.array_equal(found[1], order.argsort(-1)[..., :30])
 
 
 def test_choosing_from_very_large_classes_takes_little_memory() -> None:
@@ -148,6 +150,8 @@ def test_by_example_every_class_is_in_every_split_and_no_example_in_two(splits: 
     source = gs.tasks(*marked(), splits=splits, by="example")
     drawn = {split: everything(source, split, Shape(3, 1, 3)) for split in SPLITS}
     assert all(set(x[:, 0].tolist()) == set(range(10)) for x in drawn.values())
+    other = everything(gs.tasks(*marked(), splits=splits, by="example", seed=1), "val", Shape(3, 1, 3))
+    assert set(other[:, 1].tolist()) != set(drawn["val"][:, 1].tolist())
     numbers = {split: set(x[:, 1].tolist()) for split, x in drawn.items()}
     assert [len(numbers[split]) for split in SPLITS] == [100, 50, 50] and len(set.union(*numbers.values())) == 200
 
@@ -281,7 +285,7 @@ def test_anything_with_a_length_and_items_is_a_dataset() -> None:
     episodes = source.sample("train", Shape(2, 1, 4), 3, (0,))
     assert episodes.query_x.shape == (3, 8, 2) and episodes.query_x.dtype == torch.float32
     assert torch.equal(episodes.query_x[..., 0] % 4, episodes.query_x[..., 1])
-    with pytest.raises(gs.UserError, match="each target of the Dataset must be .*, not str"):
+    with pytest.raises(gs.UserError, match=r"each target of the Dataset must be .*, not str"):
         gs.tasks(Plain(), groups=np.arange(40) // 10, splits=(4, 0, 0)).sample("train", Shape(1, 1, 1), 1, (0,))
     given = gs.tasks(Plain(), np.arange(40.0), groups=np.arange(40) // 10, splits=(4, 0, 0))
     episodes = given.sample("train", Shape(1, 2, 3), 3, (0,))
