@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import gradshare as gs
 from gradshare.data import tasks as tasks_module
@@ -421,7 +421,7 @@ NAN = np.where(np.arange(200) == 3, np.nan, 1.0)
         (lambda: gs.tasks(X, np.where(Y == 3, -100, Y), groups=Y), "y holds -100"),
         (lambda: gs.tasks(torch.eye(200).to_sparse(), Y), "x is a dense tensor, not torch.sparse_coo"),
         (lambda: gs.tasks([torch.ones(2), torch.ones(3)], [0, 1]), "each example of x must be a tensor"),
-        (lambda: gs.tasks(3.0, 1), "x is an array of numbers"),
+        (lambda: gs.tasks(DataLoader(Counted(X, Y)), Y), "x is an array of numbers.*: it is DataLoader"),
         (lambda: gs.tasks(X, Y, groups=Y[:3]), "groups has 3 entries"),
         (lambda: gs.tasks(X, [None, *["a"] * 199]), "y has nothing for example 0: it is None"),
         (lambda: gs.tasks(X, Y, by="classes"), "by is 'class' or 'example', not 'classes'"),

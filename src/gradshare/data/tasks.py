@@ -330,9 +330,11 @@ def _array(value: Any) -> Part:
         return _stack(value, "each example of x").detach()
     try:
         array = np.asarray(value)
+        if array.ndim == 0:
+            raise TypeError(f"it is {type(value).__name__}")
         torch.as_tensor(array[:1].copy())
-    except (ValueError, TypeError, IndexError) as error:
-        raise UserError(f"x is an array of numbers, or a tuple or dict of them: {error}") from None
+    except (ValueError, TypeError) as error:
+        raise UserError(f"x is an array of numbers, a tuple or dict of them, or a PyTorch Dataset: {error}") from None
     return array
 
 
