@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gradshare.engine import backends, vmapped
 from gradshare.engine.backends import Precision
+from gradshare.engine.choose import check_device
 from gradshare.engine.processes import ALONE, Group
 from gradshare.errors import MOST_SEED, UserError, check_whole, short_repr
 from gradshare.method.adapt import adapt
@@ -68,7 +69,7 @@ class Learner:
     def __repr__(self) -> str:
         weights = sum(weight.numel() for weight in self.module.parameters())
         links = ", ".join(map(repr, getattr(self.rule, "links", [self.rule])))
-        losses = repr(self.loss) if self.inner_loss is None else f"{self.loss!r}, inner_loss={self.inner_loss!r}"
+        losses = _name(self.loss) + ("" if self.inner_loss is None else f", inner_loss={_name(self.inner_loss)}")
         model = f"{type(self.module).__name__} of {weights:,} weights, {len(self.adapted)} of its tensors adapted"
         return f"Learner({model}; rule {links}; steps={self.steps}, loss={losses})"
 
@@ -90,7 +91,7 @@ class Learner:
                 GPU kernels, with weights, sums and statistics in float32 and the products of convolutions in TF32, or
                 activations in bfloat16. A module that the kernels cannot run is an error that says why.
         """
-        moved = replace(self, module=vmapped.prepare(self.module).to(device), precision=precision)
+        moved = replace(self, module=vmapped.prepare(self.module).to(check_device(device)), precision=precision)
         if precision != "float32":
             reason = backends.lacking(moved.module, moved.adapted)
             if reason is not None:
@@ -373,6 +374,10 @@ class Learner:
             raise
         except (RuntimeError, IndexError, ValueError) as error:
             raise vmapped.explained(error, "loss") if callable(loss) else error from error
+
+
+def _name(loss: Loss) -> str:
+    return repr(loss) if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
 
 
 def check_learner(learner: Any) -> None:
