@@ -171,6 +171,15 @@ def test_a_model_that_mixes_examples_is_an_error(net: Any) -> None:
     learner.outer_loss(learner.init(), VECTORS.tasks(3))  # without masks it may
 
 
+def test_a_head_of_zeros_hides_nothing() -> None:
+    net = MixesByAttention().double()
+    nn.init.zeros_(net.head.weight)
+    nn.init.zeros_(net.head.bias)
+    learner, (episodes, _) = gs.maml(net), masked(VECTORS)
+    with pytest.raises(gs.UserError, match="the model mixes the examples of a task"):
+        learner.outer_loss(learner.init(), episodes)
+
+
 def test_batch_norm_over_something_else_is_an_error() -> None:
     learner, (episodes, _) = gs.maml(OverPlaces().double()), masked(VECTORS)
     with pytest.raises(gs.UserError, match=r"batch norm sees a tensor \[12, 2\] where a task has 6 examples"):
