@@ -31,6 +31,7 @@ _HOME = {
         "scale",
         "stop_gradient",
     ],
+    "learners.graphs": ["compiled_step"],
     "learners.learner": ["Learner", "Outcome"],
     "learners.optimisers": ["optimiser"],
     "learners.outer": ["meta_step"],
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from gradshare.engine.processes import Group
     from gradshare.errors import UserError
     from gradshare.learners.algorithms import anil, first_order_maml, maml, maml_plus_plus, meta_sgd
+    from gradshare.learners.graphs import compiled_step
     from gradshare.learners.learner import Learner, Outcome
     from gradshare.learners.optimisers import optimiser
     from gradshare.learners.outer import meta_step

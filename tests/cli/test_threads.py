@@ -1,19 +1,15 @@
-"""Threads: OMP_NUM_THREADS counts, a run keeps those it began with, and idle threads do not hold on to their cores."""
+"""Threads: OMP_NUM_THREADS counts, and a run keeps those it began with."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
 
-from gradshare.__main__ import SPINS, spin_briefly
-from tests.support.commands import SMALL, call, gradshare, mistake, train_here
+from tests.support.commands import SMALL, call, mistake, train_here
 
 SIZES = [*SMALL[: SMALL.index("--threads")], "--iterations", "1"]
 
@@ -55,18 +51,3 @@ def test_an_omp_num_threads_that_is_no_number(blobs: Path, tmp_path: Path, monke
     for command in ("train", "compare"):
         assert "OMP_NUM_THREADS is 'many'" in mistake(command, "--dataset", blobs, *SIZES, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("chosen", [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}])
-def test_idle_threads_spin_briefly_unless_the_user_has_chosen(chosen: dict[str, str]) -> None:
-    with patch.dict(os.environ, chosen, clear=True):
-        spin_briefly()
-        assert dict(os.environ) == (chosen or {"GOMP_SPINCOUNT": SPINS})
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="PyTorch has another OpenMP library there")
-def test_the_command_says_so_before_pytorch_is_loaded(blobs: Path, tmp_path: Path) -> None:
-    """libgomp prints what it has read, when it is loaded."""
-    words = ["train", "--dataset", blobs, *SIZES, "--engine", "graph", "--device", "cpu", "--out", tmp_path / "run"]
-    said = gradshare(*words, code=2, OMP_DISPLAY_ENV="verbose").stderr
-    assert f"GOMP_SPINCOUNT = '{SPINS}'" in said and "engine eager" in said

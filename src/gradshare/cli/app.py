@@ -18,7 +18,7 @@ from gradshare.cli.bench import bench
 from gradshare.cli.data import data_app
 from gradshare.cli.grid import compare, grid_app, show_report
 from gradshare.cli.options import Given, Options, own_arms
-from gradshare.cli.testing import score, test
+from gradshare.cli.testing import test
 from gradshare.cli.waiting import load_data, say, says_how_to_go_on, stoppable, stoppable_run, typed_command
 from gradshare.errors import (
     TOO_LITTLE_MEMORY,
@@ -30,7 +30,7 @@ from gradshare.errors import (
 )
 from gradshare.experiments.presets import experiment
 from gradshare.method.variants import variant
-from gradshare.runs.config import RunConfig
+from gradshare.runs.config import MAY_GROW, Log, RunConfig
 from gradshare.runs.folder import RunFolder
 from gradshare.runs.workers import one_of_several
 
@@ -53,6 +53,7 @@ def train(
     preset: str | None = None,
     out: Path | None = None,
     resume: Path | None = None,
+    log: Log | None = None,
     timeout: float = 60.0,
 ) -> None:
     """Train one run: with sharing, unless --arm or the preset names another arm.
@@ -66,8 +67,10 @@ def train(
     out
         Folder for the run; it must not hold one already.
     resume
-        Go on with the run in this folder. It has its own options: give no others, except for more --epochs, and --arm
-        again if the arm is your own.
+        Go on with the run in this folder. It has its own options: give no others, except for more --epochs or more
+        --patience, and --arm again if the arm is your own.
+    log
+        Also write the numbers of every epoch to FOLDER/tensorboard (pip install "gradshare[tensorboard]").
     timeout
         With torchrun: seconds that a process waits for another before it gives up.
     """
@@ -76,7 +79,7 @@ def train(
         raise UserError("give the run's folder: --out FOLDER for a new run, or --resume FOLDER to go on (one of them)")
     if out and variant(options.arm).rate != 1:
         raise UserError(f"{options.arm} is an arm of compare; here give --arm original and the --inner-lr you mean")
-    command = _Train(options, preset, folder, resume is not None)
+    command = _Train(options, preset, folder, resume is not None, log)
     if one_of_several():
         command.run_in_group(timeout)
         return
@@ -88,17 +91,22 @@ def train(
 class _Train:
     """The command `train` with its options."""
 
-    def __init__(self, options: Given, preset: str | None, folder: Path, resume: bool) -> None:
-        self.options, self.preset, self.folder, self.resume = options, preset, folder, resume
+    def __init__(self, options: Given, preset: str | None, folder: Path, resume: bool, log: Log | None) -> None:
+        self.options, self.preset, self.folder, self.resume, self.log = options, preset, folder, resume, log
         named = [options.arm] if "arm" in options.given else [experiment(preset).arm] if preset else []
         self.own = own_arms(named)
 
     def config(self) -> RunConfig:
         if not self.resume:
+            if RunFolder(self.folder).exists():
+                raise UserError(
+                    f"{self.folder} already holds a run: go on with it (--resume), or choose another folder"
+                )
             return self.options.over(self.preset)
         given = self.options.given
-        if set(given) - {"epochs", "arm"} or self.preset is not None:
-            raise UserError(f"the run in {self.folder} has its own options: give --resume alone, or with more --epochs")
+        if set(given) - {*MAY_GROW, "arm"} or self.preset is not None:
+            more = "give --resume alone, or with more --epochs or --patience"
+            raise UserError(f"the run in {self.folder} has its own options: {more}")
         stored = RunFolder(self.folder).config()
         if stored is None:
             raise UserError(f"the run in {self.folder} was started from Python: go on with it there")
@@ -108,9 +116,11 @@ class _Train:
 
     def to_go_on(self) -> str:
         """The command that goes on with the run, without the program's name."""
-        more = f" --epochs {self.options.epochs}" if self.resume and "epochs" in self.options.given else ""
+        given = self.options.given if self.resume else {}
+        more = "".join(f" --{name} {given[name]}" for name in MAY_GROW if name in given)
         arm = f" --arm {self.own[0]}" if self.own else ""
-        return f"train --resume {shlex.quote(str(self.folder))}{more}{arm}"
+        log = f" --log {self.log}" if self.log else ""
+        return f"train --resume {shlex.quote(str(self.folder))}{more}{arm}{log}"
 
     def run_in_group(self, timeout: float) -> None:
         from gradshare.runs.torchrun import command, ends_at_once, processes, report_once
@@ -121,22 +131,16 @@ class _Train:
                 self.run(group.from_first(self.config), group, go_on)
 
     def run(self, config: RunConfig, group: Group, go_on: str) -> None:
-        from gradshare.experiments.display import RunView
         from gradshare.runs.build import choice_for, run
-        from gradshare.runs.display import Silent
         from gradshare.runs.torchrun import first_of_machine_first
 
         group.share(config.tasks)  # raises an error if there are more processes than tasks
         with first_of_machine_first(group):
             dataset = load_data(config.dataset, config.pixels)
-        choice = choice_for(config, group)
-        if not group.first:
-            run(config, self.folder, self.resume, Silent(), dataset, group, self.own)
-            return
-        say(str(choice))
-        with says_how_to_go_on(go_on), RunView(config.arm, RunFolder(self.folder), config) as view:
-            run(config, self.folder, self.resume, view.display, dataset, group, self.own)
-        _print_summary(RunFolder(self.folder))
+        if group.first:
+            say(str(choice_for(config, group)))
+        with says_how_to_go_on(go_on) if group.first else nullcontext():
+            run(config, self.folder, self.resume, None, dataset, group, self.own, self.log)
 
 
 app.command(test)
@@ -180,15 +184,6 @@ def export(run: Path, folder: Path, *, epoch: int | None = None, license: str = 
     saved = load_run(run)
     saved.save_pretrained(folder, epoch, license)
     say(f"epoch {epoch or saved.best_epochs[0]} of {run} is in {folder}: config.json, model.safetensors, README.md")
-
-
-def _print_summary(run: RunFolder) -> None:
-    summary = run.summary()
-    assert summary is not None, "the run is finished"
-    say(f"best epoch {summary.best_epoch}; run in {run.path}")
-    if summary.test is not None:
-        say(f"test, best: {score(summary.test.best)}")
-        say(f"test, ensemble: {score(summary.test.ensemble)}")
 
 
 app.command(data_app)

@@ -21,7 +21,7 @@ from gradshare.errors import MOST_SEED, UserError, check_range
 from gradshare.experiments.presets import IMAGE, Experiment, described, experiment, matches, preset, select
 from gradshare.files import tidy
 from gradshare.method.variants import first_link
-from gradshare.runs.config import RunConfig, with_arm
+from gradshare.runs.config import MAY_GROW, Log, RunConfig, with_arm
 from gradshare.runs.folder import merge_with_saved
 from gradshare.runs.workers import one_of_several
 
@@ -40,6 +40,7 @@ def compare(
     controls: bool = False,
     arms: Arms = ("original", "shared"),
     jobs: int = 0,
+    log: Log | None = None,
 ) -> None:
     """Train a method with and without sharing on the same tasks; then table, plots and report.
 
@@ -53,6 +54,8 @@ def compare(
         Also train the four controls: half-rate, gate-only, batch-only, memory-only.
     jobs
         Arms trained at a time, each in a process of its own; 0 is one for each core, or one with a GPU.
+    log
+        Also write the numbers of every epoch to OUT/ARM/tensorboard (pip install "gradshare[tensorboard]").
     """
     check_range("jobs", jobs, 0)
     if one_of_several():
@@ -68,15 +71,17 @@ def compare(
     from gradshare.experiments.grid import Cell
     from gradshare.experiments.supervise import Local
     from gradshare.runs.build import choice_for
+    from gradshare.runs.trackers import trackers_for
 
-    cells = _as_begun([Cell.of_arm(out, with_arm(config, arm)) for arm in chosen], "epochs" in options.given)
+    trackers_for(log, out)  # raises an error if it is not installed
+    cells = _as_begun([Cell.of_arm(out, with_arm(config, arm)) for arm in chosen], options)
     _check_before_training(cells, own)
     at_a_time, threads = side_by_side(jobs, len(cells), choice_for(config).device)
     cells = _with_threads(cells, threads)
     each = "" if at_a_time == 1 else f"{at_a_time} arms at a time, each "
     say(f"{each}{choice_for(cells[0].config)}")
     with tidy(out):
-        failures = _train(cells, Local(at_a_time, own), out)
+        failures = _train(cells, Local(at_a_time, own, log), out)
         for failure in failures:
             failure.cell.withdraw()
     _end_if_failed(failures, len(cells))
@@ -230,8 +235,9 @@ def run(
     workers.check()
     chosen = _select(patterns, arms, controls)
     own = own_arms({one.arm for one in chosen})
-    from gradshare.experiments.display import AT_WORK, counts
+    from gradshare.experiments.display import AT_WORK
     from gradshare.experiments.grid import read_state
+    from gradshare.runs.display import counts
 
     cells = _planned(Path(os.path.realpath(out)), chosen, options, seeds, workers.without_gpu)
     _check_before_training(cells, own)
@@ -259,8 +265,9 @@ def status(folder: Path = Path("runs/grid"), *patterns: str, watch: bool = False
     """
     from rich.console import Console
 
-    from gradshare.experiments import display
+    from gradshare.experiments.display import watch as watch_cells
     from gradshare.experiments.grid import planned, read_state
+    from gradshare.runs.display import status_table
 
     cells = planned(folder)
     if not cells:
@@ -270,10 +277,10 @@ def status(folder: Path = Path("runs/grid"), *patterns: str, watch: bool = False
     if not cells:
         raise UserError(f"no run in {folder} matches {' '.join(patterns)}")
     if not watch:
-        Console().print(display.status_table({cell.label: read_state(cell) for cell in cells}))
+        Console().print(status_table({cell.label: read_state(cell) for cell in cells}))
         return
     try:
-        display.watch(cells)
+        watch_cells(cells)
     except KeyboardInterrupt:
         return
 
@@ -306,15 +313,16 @@ def _planned(
         for one, config in configs.items()
         for seed in sorted(set(seeds))
     ]
-    return _as_begun(cells, "epochs" in options.given)
+    return _as_begun(cells, options)
 
 
 def _on_cpu(config: RunConfig) -> RunConfig:
     return replace(config, device="cpu") if config.device == "auto" else config
 
 
-def _as_begun(cells: Iterable[Cell], longer: bool) -> list[Cell]:
-    """Cells with the device, threads, ... that they were begun with; `longer`: with more epochs if they are wanted."""
+def _as_begun(cells: Iterable[Cell], options: Given) -> list[Cell]:
+    """Cells with the device, threads, ... that they were begun with; longer than that if the options ask for it."""
+    longer = any(name in options.given for name in MAY_GROW)
     return [replace(cell, config=merge_with_saved(cell.config, cell.folder, longer)) for cell in cells]
 
 
@@ -334,7 +342,7 @@ def _train(
     cells: Sequence[Cell], engine: Local | Ray, out: Path, retries: int = 2, rows: Sequence[Status] = ()
 ) -> list[Failure]:
     """Train the cells that have not ended; `rows`: the status of those with a row in the live table."""
-    from gradshare.experiments.display import View
+    from gradshare.experiments.display import CellView
     from gradshare.experiments.supervise import supervise
 
     left = [cell for cell in cells if not cell.ended]
@@ -343,7 +351,7 @@ def _train(
             cell.plan()
         if not left:
             return []
-        with View.of_cells(left, rows) as view:
+        with CellView(left, rows) as view:
             return supervise(left, engine, view, retries, out)
 
 

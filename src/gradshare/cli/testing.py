@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -13,12 +13,14 @@ from gradshare.cli.options import SEVERAL, own_arms
 from gradshare.cli.waiting import bar, load_data, say
 from gradshare.errors import MOST_SEED, UserError, check_range, printable
 from gradshare.runs.config import NORM_STATISTICS
+from gradshare.runs.display import score_text
 from gradshare.runs.folder import find_runs
 
 if TYPE_CHECKING:
     from gradshare.method.state import MetaState
     from gradshare.runs.evaluate import Evaluation
 
+OwnArms = Annotated[tuple[str, ...], SEVERAL, Parameter(show_default=False)]
 WORDS = {"batch": "transductive", "support": "inductive"}
 
 
@@ -44,7 +46,8 @@ class TestTasks:
     dataset: str | None = None
     """Another data set than the run's own, by name or folder. Its images must fit the network."""
     norm_statistics: Literal["batch", "support"] | None = None
-    """Batch norm: statistics of the query batch (transductive), or of the support set; by default as the run has it."""
+    """Batch norm: statistics of the query batch (transductive), or of the support set (inductive); by default as the
+    run has it."""
     __test__ = False  # pytest would take the class for a test
 
     def check(self) -> None:
@@ -69,10 +72,11 @@ class Tested:
 
     @property
     def row(self) -> list[str]:
-        return [self.label, str(self.epochs[0]), score(self.best), f"{score(self.ensemble)} ({len(self.epochs)})"]
+        ensemble = f"{score_text(self.ensemble)} ({len(self.epochs)})"
+        return [self.label, str(self.epochs[0]), score_text(self.best), ensemble]
 
 
-def test(folder: Path, options: TestTasks = TestTasks(), *, arm: Annotated[tuple[str, ...], SEVERAL] = ()) -> None:
+def test(folder: Path, options: TestTasks = TestTasks(), *, arm: OwnArms = ()) -> None:
     """Test a trained run on new tasks: its best epoch, and the ensemble of its five best.
 
     For a comparison, a grid, or any folder of runs: a table with a row for each run.
@@ -137,8 +141,8 @@ def _test(folder: Path, label: str, options: TestTasks, own: Sequence[str]) -> T
 
 def _print_one(result: Tested, options: TestTasks) -> None:
     over = f"over {options.tasks} {options.split} tasks"
-    say(f"best epoch {result.epochs[0]}: {score(result.best)} {over}")
-    say(f"ensemble of {len(result.epochs)}: {score(result.ensemble)} {over}")
+    say(f"best epoch {result.epochs[0]}: {score_text(result.best)} {over}")
+    say(f"ensemble of {len(result.epochs)}: {score_text(result.ensemble)} {over}")
     say(f"{result.about}. {NORM_STATISTICS[result.best.norm_statistics]}")
 
 
@@ -158,12 +162,3 @@ def _print_table(results: Sequence[Tested], options: TestTasks) -> None:
     say(f"Over {options.tasks} {options.split} tasks" + ("" if several else f" of {results[0].about}") + ".")
     for norm in sorted({one.best.norm_statistics for one in results}):
         say(NORM_STATISTICS[norm])
-
-
-def score(result: Any) -> str:
-    """The accuracy, or for regression the loss, of something that has both, with its interval."""
-    if result.accuracy is not None:
-        return f"{result.accuracy:.2%} ± {result.interval:.2%}"
-    if result.loss is None:
-        return "no finite loss"
-    return f"loss {result.loss:.4g}" + ("" if result.interval is None else f" ± {result.interval:.2g}")

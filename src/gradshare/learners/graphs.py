@@ -1,18 +1,23 @@
 """A meta-step, and the adaptation of an evaluation, as CUDA graphs.
 
-What is recorded reads and writes the same memory each time: the state, Adam's moments and one batch of tasks live in
-fixed buffers.
+What is recorded reads and writes the same memory each time: the state, the optimiser's state and one batch of tasks
+live in fixed buffers.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
+from gradshare.engine.backends import check_current
 from gradshare.engine.cuda_graph import record
-from gradshare.learners.learner import Learner, Outcome
+from gradshare.errors import UserError
+from gradshare.learners.learner import Learner, Outcome, check_learner, check_state
+from gradshare.learners.optimisers import capturable, check_optimiser, fused_adam, optimiser_tensors
 from gradshare.learners.outer import meta_step
 from gradshare.method.episodes import Episodes
 from gradshare.method.network import NormStatistics
@@ -20,56 +25,153 @@ from gradshare.method.rules import Tree
 from gradshare.method.state import MetaState
 
 
-class GraphedStep:
-    """`meta_step` for one learner, state and optimiser, recorded on the first batch and replayed on every later one."""
+def compiled_step(
+    learner: Learner,
+    state: MetaState,
+    optimiser: Optimizer,
+    clamp: float | None = 0.0,
+    micro_batch: int | None = None,
+    checkpoint: bool = False,
+) -> Callable[[Episodes], Outcome]:
+    """`meta_step` for a loop of your own: one CUDA graph on a GPU, the plain step on a CPU, with the same results.
 
-    def __init__(self, learner: Learner, state: MetaState, adam: torch.optim.Adam, clamp: float = 0.0) -> None:
-        self._learner, self._state, self._adam, self._clamp = learner, state, adam, clamp
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._episodes: Episodes
-        self._outcome: Outcome
+    On a GPU the first batch of each shape is slow, since its step is recorded. Batches of few shapes are best.
+
+    Args:
+        learner: as it is now. MAML++ changes with the epoch: make a new step from `learner.at(epoch)` in each.
+        state: moved in place. `outcome.memory` is the state's own; all other tensors of an outcome are yours.
+        optimiser: on a GPU `gs.optimiser(state, rate)`, one of `torch.optim` made with `capturable=True`, or SGD. A
+            rate that is a number is part of the recording: a change of it takes another recording, a change of
+            `lr=torch.tensor(0.1)` in place does not.
+        clamp, micro_batch, checkpoint: as in `gs.meta_step`.
+
+    Example:
+        >>> import gradshare as gs
+        >>> learner = gs.maml(gs.Conv4(filters=8, image=(1, 28, 28)), steps=2, sharing=gs.GradientSharing())
+        >>> state = learner.init(seed=0)
+        >>> step = gs.compiled_step(learner, state, gs.optimiser(state, 1e-3))
+        >>> data = gs.load_dataset("glyphs")
+        >>> for iteration in range(3):
+        ...     outcome = step(data.sample("train", gs.Shape(5, 1, 15), tasks=4, key=(0, iteration)))
+        >>> bool(outcome.taken)
+        True
+    """
+    check_learner(learner)
+    check_state(state)
+    check_optimiser(optimiser, state)
+    if next(iter(state.params.values())).is_cuda:
+        graphed = GraphedStep(learner, state, optimiser, clamp, micro_batch, checkpoint)
+        return lambda episodes: _own(graphed(episodes))
+    return lambda episodes: meta_step(learner, state, optimiser, episodes, clamp, micro_batch, checkpoint)
+
+
+def _own(outcome: Outcome) -> Outcome:
+    """The outcome in tensors that the next replay does not overwrite."""
+    memory, *others = outcome.memory, outcome.loss, outcome.losses, outcome.accuracy, outcome.fault
+    loss, losses, accuracy, fault = (None if value is None else value.clone() for value in others)
+    assert loss is not None and losses is not None
+    return Outcome(loss, losses, accuracy, memory, fault)
+
+
+class _Recorded(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    places: list[Tensor]  # where a batch is put before a replay
+    outcome: Outcome  # where a replay leaves its results
+
+
+class GraphedStep:
+    """`meta_step` for one learner, state and optimiser, recorded for each shape of batch and replayed after that."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        state: MetaState,
+        optimiser: Optimizer,
+        clamp: float | None = 0.0,
+        micro_batch: int | None = None,
+        checkpoint: bool = False,
+    ) -> None:
+        if not capturable(optimiser):
+            kind = type(optimiser).__name__
+            raise UserError(f"a step of this {kind} cannot be recorded as a CUDA graph: make it with capturable=True")
+        if learner.group.size > 1:
+            raise UserError(f"a CUDA graph is recorded by one process, not {learner.group.size}: use gs.meta_step")
+        check_current(next(iter(state.params.values())).device)
+        self._learner, self._state, self._optimiser = learner, state, optimiser
+        self._options = clamp, micro_batch, checkpoint
+        self._warm = fused_adam(optimiser)  # others take one step as it is, in which they make their state
+        self._bound: list[Any] = []
+        self._recorded: dict[Any, _Recorded] = {}  # by the batch's shapes and types
 
     def __call__(self, episodes: Episodes) -> Outcome:
         """Take one step. The outcome's tensors are overwritten by the next call."""
-        if self._graph is None:
-            self._record(episodes)
-        assert self._graph is not None
-        for place, value in zip(self._episodes.tensors(), episodes.tensors(), strict=True):
+        if not self._warm:
+            self._warm = True
+            return self._meta_step(episodes)
+        self._forget_if_changed()
+        tensors = episodes.tensors()
+        form = _form(episodes, tensors)
+        if form not in self._recorded:
+            self._recorded[form] = self._record(episodes)
+        graph, places, outcome = self._recorded[form]
+        for place, value in zip(places, tensors, strict=True):
             place.copy_(value)
-        self._graph.replay()
-        return self._outcome
+        graph.replay()
+        return outcome
 
-    def _record(self, episodes: Episodes) -> None:
-        self._episodes = episodes.map(torch.clone)
+    def _meta_step(self, episodes: Episodes) -> Outcome:
+        return meta_step(self._learner, self._state, self._optimiser, episodes, *self._options)
+
+    def _forget_if_changed(self) -> None:
+        """Recordings hold the state's tensors and the optimiser's numbers: those of another state or rate are old."""
+        state, groups = self._state, self._optimiser.param_groups
+        bound = [state.params, state.learned, state.memory]
+        bound += [value for group in groups for name, value in group.items() if name not in ("params", "initial_lr")]
+        same = len(bound) == len(self._bound) and all(map(_is_same, bound, self._bound))
+        if not same:
+            self._recorded.clear()
+        self._bound = bound
+
+    def _record(self, episodes: Episodes) -> _Recorded:
+        places = episodes.map(torch.clone)
         before = self._snapshot()
-        self._graph, self._outcome = record(self._step)
+        graph, outcome = record(lambda: self._step(places))
         self._restore(before)
+        return _Recorded(graph, places.tensors(), outcome)
 
-    def _step(self) -> Outcome:
+    def _step(self, episodes: Episodes) -> Outcome:
         memory = self._state.tensors()
         kept = self._state.memory
-        outcome = meta_step(self._learner, self._state, self._adam, self._episodes, self._clamp)
+        outcome = self._meta_step(episodes)
         new = {name: value for name, value in self._state.tensors().items() if name.startswith("memory/")}
         if new:
             torch._foreach_copy_([memory[name] for name in new], list(new.values()))
         self._state.memory = kept  # the same tensors as before, with the new values
-        return outcome
+        return outcome._replace(memory=kept)
 
     def _snapshot(self) -> dict[str, Tensor]:
-        return {name: tensor.detach().clone() for name, tensor in self._state.tensors().items()} | {
-            f"{number}/{name}": value.clone()
-            for number, moments in enumerate(self._adam.state.values())
-            for name, value in moments.items()
-        }
+        return {name: tensor.detach().clone() for name, tensor in self._tensors().items()}
 
     @torch.no_grad()
     def _restore(self, before: dict[str, Tensor]) -> None:
         """Undo the warm-up; moments that did not exist before it start at zero, as Adam would have made them."""
-        for name, tensor in self._state.tensors().items():
-            tensor.copy_(before[name])
-        for number, moments in enumerate(self._adam.state.values()):
-            for name, value in moments.items():
-                value.copy_(before.get(f"{number}/{name}", torch.zeros_like(value)))
+        for name, tensor in self._tensors().items():
+            tensor.copy_(before.get(name, torch.zeros_like(tensor)))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """All that a step changes."""
+        return self._state.tensors() | optimiser_tensors(self._state, self._optimiser)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (isinstance(one, int | float | tuple) and one == other)
+
+
+def _form(episodes: Episodes, tensors: list[Tensor]) -> Any:
+    """What a recording is bound to: shapes, types, the names of several inputs, and which masks there are."""
+    inputs = (tuple(x) if isinstance(x, dict) else type(x) for x in (episodes.support_x, episodes.query_x))
+    masks = episodes.support_mask is None, episodes.query_mask is None
+    return *inputs, *masks, *((tensor.shape, tensor.dtype) for tensor in tensors)
 
 
 class GraphedPrediction:
@@ -78,7 +180,9 @@ class GraphedPrediction:
     def __init__(self, learner: Learner, norm_statistics: NormStatistics = "batch") -> None:
         self._learner, self._norm_statistics = learner, norm_statistics
         self._state: MetaState | None = None
-        self._graphs: dict[Any, tuple[torch.cuda.CUDAGraph, Episodes, Tensor]] = {}  # by the batch's shapes and types
+        self._graphs: dict[
+            Any, tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]
+        ] = {}  # by the batch's shapes and types
 
     @torch.no_grad()
     def __call__(self, state: MetaState, episodes: Episodes) -> Tensor:  # [tasks, n, ways]
@@ -86,18 +190,19 @@ class GraphedPrediction:
             self._state = MetaState(*map(_copied, (state.params, state.learned, state.memory)))
         own, given = self._state.tensors(), state.tensors()
         torch._foreach_copy_(list(own.values()), [given[name] for name in own])
-        size = tuple((part.shape, part.dtype) for part in episodes.tensors())
-        if size not in self._graphs:
-            self._graphs[size] = self._record(self._state, episodes.map(torch.clone))
-        graph, places, logits = self._graphs[size]
-        for place, value in zip(places.tensors(), episodes.tensors(), strict=True):
+        tensors = episodes.tensors()
+        form = _form(episodes, tensors)
+        if form not in self._graphs:
+            self._graphs[form] = self._record(self._state, episodes.map(torch.clone))
+        graph, places, logits = self._graphs[form]
+        for place, value in zip(places, tensors, strict=True):
             place.copy_(value)
         graph.replay()
         return logits.clone()
 
-    def _record(self, state: MetaState, episodes: Episodes) -> tuple[torch.cuda.CUDAGraph, Episodes, Tensor]:
+    def _record(self, state: MetaState, episodes: Episodes) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]:
         graph, logits = record(lambda: self._learner.logits(state, episodes, norm_statistics=self._norm_statistics))
-        return graph, episodes, logits
+        return graph, episodes.tensors(), logits
 
 
 def _copied(tree: Tree) -> Tree:

@@ -78,6 +78,12 @@ def fused_adam(optimiser: Optimizer) -> bool:
     return type(optimiser) in ADAMS and all(group["fused"] for group in optimiser.param_groups)
 
 
+def capturable(optimiser: Optimizer) -> bool:
+    """Whether the optimiser's steps can be part of a CUDA graph."""
+    sgd = isinstance(optimiser, torch.optim.SGD)  # which counts nothing, so it has no such option
+    return all(group.get("capturable", sgd) for group in optimiser.param_groups)
+
+
 @torch.no_grad()
 def _step_and_undo(optimiser: Optimizer, taken: Tensor) -> None:
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimiser.param_groups]

@@ -53,20 +53,20 @@ class _Parts:
     """One batch. Derivatives gather in the `grad` of tensors of its own; those of the state are not touched."""
 
     def __init__(self, learner: Learner, state: MetaState, episodes: Episodes, size: int, sources: _Sources) -> None:
-        self.learner, self.network, self.episodes = learner, learner.network, episodes
+        self.learner, self.network, self.tasks = learner, learner.network, episodes.tasks
         self.slices = [slice(first, first + size) for first in range(0, episodes.tasks, size)]
-        self.inputs = [self.network.inputs(episodes[part].support_x) for part in self.slices]
+        self.parts = [episodes[one] for one in self.slices]
+        self.support = [self.network.inputs(part.support_x, part.support_mask) for part in self.parts]
         self.start = sources.cut(self.network.start(state.params))
         self.shared = [sources.cut(shared) for shared in learner._shared_of_steps(state)]
         self.learned = sources.cut(self.network.pack(state.learned))
         self.memory = self.network.pack(state.memory)
-        alone = learner.group.size == 1
-        self.rule = self.network.rule(learner.rule, one_process=alone)
+        self.rule = learner._rule()
         self.second_order = getattr(self.rule, "second_order", True)
-        self.total: Total = sum_of_tasks if alone else learner.group.sum_tasks
+        self.total: Total = sum_of_tasks if learner.group.size == 1 else learner.group.sum_tasks
 
     def run(self, batch: int) -> Outcome:
-        with _repeatable(self.learner, self.episodes.support_y.is_cuda):
+        with _repeatable(self.learner, self.parts[0].support_y.is_cuda):
             steps, memory = self._forward()
         weights = self.learner.step_weights or (0.0,) * (len(steps) - 1) + (1.0,)
         scores: list[tuple[float, Tensor, Tensor | None]] = []
@@ -76,7 +76,7 @@ class _Parts:
             step = steps.pop()
             if weights[k] or k == self.learner.steps - 1:
                 losses, right, here = self._query(step.after, k, weights[k] / batch)
-                scores.append((weights[k] * (self.episodes.tasks / batch), losses, right))
+                scores.append((weights[k] * (self.tasks / batch), losses, right))
                 adjoint = _sum(adjoint, here)
             adjoint, carried = self._back(step, k, adjoint, carried)
         for name, gradient in adjoint.items():
@@ -87,12 +87,12 @@ class _Parts:
 
     def _forward(self) -> tuple[list[_Step], Tree]:
         """The inner loop, and the memory after it."""
-        fast: Weights = {name: w.detach().expand(self.episodes.tasks, *w.shape) for name, w in self.start.items()}
+        fast: Weights = {name: w.detach().expand(self.tasks, *w.shape) for name, w in self.start.items()}
         carry: Tree = NOTHING
         steps: list[_Step] = []
         rows: list[Tree] = []
         for k in range(self.learner.steps):
-            found = [self._support_gradients(_leaves(fast, part), k, number, False) for number, part in self._parts()]
+            found = [self._support_gradients(fast, k, number, False)[1] for number in range(len(self.parts))]
             gradients = {name: _joined([one[name] for one in found]) for name in fast}
             with torch.no_grad():
                 moved = self._update(gradients, fast, carry, k)
@@ -100,18 +100,19 @@ class _Parts:
             steps.append(_Step(fast, gradients, carry, after))
             rows.append(moved.remember)
             fast, carry = after, moved.carry
+        vars(self.learner)["_rule_seen"] = True
         return steps, stack_memory(self.memory, rows)
 
     def _query(self, after: Weights, k: int, weight: float) -> tuple[Tensor, Tensor | None, Weights]:
         """Query losses and accuracies after a step; derivatives for the fast weights, and in `shared`."""
         losses, right, adjoints = [], [], []
-        for _, part in self._parts():
-            fast, own = _leaves(after, part), self.episodes[part]
-            logits = self.network.forward(fast, self.shared[k], self.network.inputs(own.query_x), inner=False)
-            each = self.learner.losses(logits, own.query_y)
+        for tasks, part in zip(self.slices, self.parts, strict=True):
+            fast, inputs = _leaves(after, tasks), self.network.inputs(part.query_x, part.query_mask)
+            logits = self.network.forward(fast, self.shared[k], inputs, inner=False)
+            each = self.learner.losses(logits, part.query_y, part.query_mask)
             _backward([each], [torch.full_like(each, weight)], fast, self.shared[k])
             losses.append(each.detach())
-            if (share := accuracy(logits, own.query_y)) is not None:
+            if (share := accuracy(logits, part.query_y, part.query_mask)) is not None:
                 right.append(share)
             adjoints.append(_gathered(fast))
         found = {name: _joined([one[name] for one in adjoints]) for name in adjoints[0]}
@@ -133,26 +134,23 @@ class _Parts:
         _backward([*after, *left.values()], derivatives, fast, gradients, entering, learned)
         adjoint = _gathered(fast)
         along = _gathered(gradients)
-        for number, part in self._parts() if along else ():
-            own = _leaves(step.before, part)
-            again = self._support_gradients(own, k, number, True)
+        for number, tasks in enumerate(self.slices) if along else ():
+            own, again = self._support_gradients(step.before, k, number, True)
             names = [name for name in along if again[name].requires_grad]
-            _backward([again[name] for name in names], [along[name][part] for name in names], own, self.shared[k])
+            _backward([again[name] for name in names], [along[name][tasks] for name in names], own, self.shared[k])
             for name, derivative in _gathered(own).items():
-                adjoint.setdefault(name, torch.zeros_like(along[name]))[part] += derivative
+                adjoint.setdefault(name, torch.zeros_like(along[name]))[tasks] += derivative
         return adjoint, _gathered(entering)
 
-    def _support_gradients(self, fast: Weights, k: int, number: int, create_graph: bool) -> Weights:
-        """Gradients of the support losses of one part of the tasks."""
-        y = self.episodes.support_y[self.slices[number]]
-        losses = self.learner.losses(self.network.forward(fast, self.shared[k], self.inputs[number], inner=True), y)
-        return gradients_of(losses, fast, create_graph)
+    def _support_gradients(self, fast: Weights, k: int, number: int, create_graph: bool) -> tuple[Weights, Weights]:
+        """The weights of one part of the tasks, as leaves, and the gradients of its support losses."""
+        own, part = _leaves(fast, self.slices[number]), self.parts[number]
+        outputs = self.network.forward(own, self.shared[k], self.support[number], inner=True)
+        losses = self.learner.losses(outputs, part.support_y, part.support_mask, inner=True)
+        return own, gradients_of(losses, own, create_graph)
 
     def _update(self, gradients: Weights, fast: Weights, carry: Tree, k: int) -> Moved:
         return self.rule.update(InnerStep(gradients, fast, self.learned, self.memory, carry, k, self.total))
-
-    def _parts(self) -> Iterable[tuple[int, slice]]:
-        return enumerate(self.slices)
 
 
 class _Sources:

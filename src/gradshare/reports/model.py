@@ -175,7 +175,8 @@ def read_run(folder: RunFolder) -> Run:
     """Read one run folder; a file that cannot be read raises a UserError that names it."""
     options, lines, timings, summary = folder.options(), folder.epochs(), folder.timings(), folder.summary()
     row = variant_of(options.get("arm") or folder.path.resolve().name)
-    measure: Measure = "loss" if lines and all(line.val_accuracy is None for line in lines) else "accuracy"
+    no_accuracy = all(line.val_accuracy is None and line.train_accuracy is None for line in lines)
+    measure: Measure = "loss" if lines and no_accuracy else "accuracy"
     return Run(
         name=row.name,
         variant=row,

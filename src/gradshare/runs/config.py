@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from gradshare.errors import MOST, MOST_SEED, MOST_THREADS, UserError, check_range, short_repr
 from gradshare.files import add_checksum, verify_checksum, written_by_newer
+from gradshare.learners.fingerprint import BUILT_IN
 from gradshare.method.variants import variant
 
+Log = Literal["tensorboard"]  # where else the numbers of a run go: `gradshare.runs.trackers`
 Method = Literal["maml", "metasgd", "mamlpp", "fomaml", "anil"]
 VERSION = 1
 
@@ -228,11 +231,24 @@ def _build(kind: type[Options], options: dict[str, Any], path: Path) -> Options:
 
 
 MAY_GROW = ("epochs", "patience")
+FINGERPRINT = "fingerprint"  # the entry of config.json that describes the learner of a run from Python
+NAMED = 3  # differences of fingerprints that an error names
 
 
 def identity(options: dict[str, Any]) -> str:
-    """A digest that differs between runs: of all options but those that may grow."""
-    return str(add_checksum({name: value for name, value in options.items() if name not in MAY_GROW})["sha256"])
+    """A digest that differs between runs: of all options but those that may grow, and what older runs do not have."""
+    left_out = (*MAY_GROW, FINGERPRINT)
+    return str(add_checksum({name: value for name, value in options.items() if name not in left_out})["sha256"])
+
+
+def grows(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """The options by which a run is to train longer than it has.
+
+    Example:
+        >>> grows({"epochs": 20, "patience": 3}, {"epochs": 30, "patience": 5}), grows({"epochs": 20}, {"epochs": 10})
+        (['epochs', 'patience'], [])
+    """
+    return [name for name in MAY_GROW if wanted.get(name, 0) > stored.get(name, 0) > 0]  # a patience of 0 is none
 
 
 def check_same_options(
@@ -241,25 +257,60 @@ def check_same_options(
     """Raise an error unless the run in a folder has the wanted options.
 
     Args:
-        longer: whether more epochs may be wanted than the run has.
+        longer: whether more epochs, or more patience, may be wanted than the run has.
         rate_falls: whether the outer rate falls over the epochs; a run with more of them is another run then.
     """
-    for name in sorted(stored.keys() | wanted.keys()):
+    more = grows(stored, wanted) if longer else []
+    for name in sorted((stored.keys() | wanted.keys()) - {FINGERPRINT}):
         has, want = (options.get(name, LATER.get(name)) for options in (stored, wanted))
-        if has == want:
-            continue
-        more = name == "epochs" and longer and has is not None and want is not None and want > has
-        if not more:
+        if has != want and name not in more:
             raise UserError(
                 f"the run in {folder} has {name} = {has!r}, not {want!r}: give the same options"
-                + (" (epochs may be more)" if name == "epochs" and longer else "")
+                + (f" ({name} may be more)" if name in MAY_GROW and longer else "")
                 + ", or choose another folder"
             )
-        if rate_falls:
-            raise UserError(
-                f"the outer rate of the run in {folder} falls over its {has} epochs, so a run of {want} is another one:"
-                " choose another folder"
-            )
+    if "epochs" in more and rate_falls:
+        raise UserError(
+            f"the outer rate of the run in {folder} falls over its {stored['epochs']} epochs, so a run of"
+            f" {wanted['epochs']} is another one: choose another folder"
+        )
+
+
+def check_same_learner(folder: Path, stored: Any, wanted: Any) -> None:
+    """Raise an error that says what differs, if a run is resumed with another learner than it was trained with.
+
+    A run of an older version has no fingerprint; it was trained with the built-in Adam.
+    """
+    if not isinstance(wanted, dict):
+        return
+    has = stored if isinstance(stored, dict) else {"optimiser": BUILT_IN, "schedule": None}
+    found = list(islice(_differences(has, wanted), NAMED + 1))
+    if found:
+        more = ", and more" if len(found) > NAMED else ""
+        raise UserError(
+            f"the run in {folder} was trained with another learner: {'; '.join(found[:NAMED])}{more}."
+            " Give the same learner, or choose another folder"
+        )
+
+
+def _differences(has: dict[str, Any], want: dict[str, Any]) -> Iterator[str]:
+    for name in has:
+        one, other = has[name], want.get(name)
+        if name == "schedule" and one and other:  # a run may become longer
+            one, other = one[: len(other)], other[: len(one)]
+        if one == other:
+            continue
+        if isinstance(one, dict) and isinstance(other, dict):
+            for key in [*one, *(key for key in other if key not in one)]:
+                if one.get(key) != other.get(key):
+                    yield f"{key} {one.get(key, 'absent')}, not {other.get(key, 'absent')}"
+        else:
+            yield f"{name} {_shown(one)}, not {_shown(other)}"
+
+
+def _shown(value: Any) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= 120 else short_repr(value, 120)
 
 
 def check_further_entries(about: Any) -> dict[str, Any]:
@@ -271,7 +322,7 @@ def check_further_entries(about: Any) -> dict[str, Any]:
         return {}
     if not isinstance(about, Mapping) or not all(isinstance(name, str) for name in about):
         raise UserError(f"about is a dict with names for its keys, not {short_repr(about)}")
-    if taken := set(about) & {*TRAINING, "version", "sha256"}:
+    if taken := set(about) & {*TRAINING, FINGERPRINT, "version", "sha256"}:
         raise UserError(f"about has {', '.join(sorted(taken))}, which config.json has already: choose other names")
     if "method" in about and {*about} | (RUN & LATER.keys()) != RUN:
         raise UserError("about has method, which config.json has for models of the command line: choose another name")
