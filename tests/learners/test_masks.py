@@ -208,6 +208,14 @@ def test_masks_and_labels_that_cannot_be(change: dict[str, Any], reason: str) ->
         dataclasses.replace(VECTORS.tasks(3), **change)
 
 
+def test_masks_that_cannot_be_of_a_prediction() -> None:
+    learner, tasks = gs.maml(VECTORS.make(), steps=1), VECTORS.tasks(3)
+    fast = learner.adapt(learner.init(), tasks.support_x, tasks.support_y)
+    for mask in (torch.ones(3, 7), torch.ones(3, 6, dtype=torch.bool), torch.zeros(3, 7, dtype=torch.bool), True):
+        with pytest.raises(gs.UserError, match="query"):
+            learner.predict(fast, tasks.query_x, mask)  # type: ignore[arg-type]
+
+
 def test_the_label_that_pytorch_ignores_is_not_ignored() -> None:
     learner = gs.maml(VECTORS.make())
     labels = torch.tensor([[0, 1, -100]])

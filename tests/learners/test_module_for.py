@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import io
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,6 +112,16 @@ def test_the_batch_at_hand_is_the_default_and_differs() -> None:
     assert not torch.allclose(batch, support)
     with pytest.raises(gs.UserError, match="norm_statistics is 'batch' or 'support', not 'train'"):
         learner.predict(fast, tasks.query_x, norm_statistics="train")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("norm_statistics", ["batch", "support"])
+def test_inference_mode_gives_the_same(norm_statistics: Any) -> None:
+    learner, tasks = gs.maml(RELU_NORM.make(), sharing=gs.GradientSharing()), RELU_NORM.tasks(2)
+    state = learner.init()
+    expected = learner.logits(state, tasks, norm_statistics=norm_statistics)
+    with torch.inference_mode():
+        again = RELU_NORM.tasks(2)
+        torch.testing.assert_close(learner.logits(state, again, norm_statistics=norm_statistics), expected)
 
 
 def test_evaluating_with_the_batch_runs_the_model_no_more_than_before() -> None:

@@ -173,7 +173,8 @@ class VmapBackend:
         self, fast: Mapping[str, Tensor], shared: Mapping[str, Tensor], given: Given, watch: bool = False
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The outputs, and if asked for the statistics of batch norm's inputs."""
-        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        with torch.inference_mode(False):  # a tensor of that mode does not count how often it was written
+            buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         versions = {name: buffer._version for name, buffer in buffers.items()}
 
         def one_task(fast: Mapping[str, Tensor], x: Inputs, mask: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
