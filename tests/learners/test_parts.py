@@ -90,6 +90,15 @@ def test_a_rule_that_uses_the_weights() -> None:
     assert_same_as_whole(gs.first_order_maml(net(), steps=3, sharing=decay), tasks(3), 2)
 
 
+def test_a_rule_that_says_that_it_is_of_first_order() -> None:
+    """Its gradients are constants, though it does not detach them."""
+    halved = gs.InnerRule(
+        "halved", lambda w, steps: ({}, {}), lambda at: gs.Moved({n: g / 2 for n, g in at.gradients.items()})
+    )
+    object.__setattr__(halved, "second_order", False)
+    assert_same_as_whole(gs.maml(net(), steps=2, sharing=halved), tasks(3), 2)
+
+
 def test_conv4_by_its_own_code() -> None:
     small = tasks(3)
     grow = (1, 1, 1, 2, 2)
