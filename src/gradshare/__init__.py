@@ -16,6 +16,7 @@ _HOME = {
     "runs.config": ["RunConfig", "Training"],
     "method.controls": ["BatchOnly", "GateOnly", "MemoryOnly"],
     "data.dataset": ["Dataset", "load_dataset"],
+    "data.tasks": ["tasks"],
     "engine.processes": ["Group"],
     "method.episodes": ["Episodes", "Shape", "TaskSource"],
     "errors": ["UserError"],
@@ -46,6 +47,7 @@ __all__ = sorted([*_MODULE, *_MODULES])
 
 if TYPE_CHECKING:
     from gradshare.data.dataset import Dataset, load_dataset
+    from gradshare.data.tasks import tasks
     from gradshare.engine.networks import Conv4
     from gradshare.engine.processes import Group
     from gradshare.errors import UserError

@@ -17,7 +17,11 @@ class RendezvousFailed(UserError):
     """Processes that should work together did not find each other, so each of them prints it."""
 
 
-class DamageWarning(UserWarning):
+class LineWarning(UserWarning):
+    """A warning in one sentence. The command line prints it as a line."""
+
+
+class DamageWarning(LineWarning):
     """Something in a run folder is damaged, and the run continues without it."""
 
 
@@ -29,7 +33,7 @@ def print_warnings_as_lines() -> None:
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    if issubclass(category, DamageWarning):
+    if issubclass(category, LineWarning):
         return f"gradshare: {printable(str(message))}\n"
     return _python_format(message, category, filename, lineno, line)
 
@@ -77,7 +81,10 @@ def path_of(name: Any, what: str = "a folder") -> Path:
     """The path that a user gave as text or as a path."""
     if not isinstance(name, str | os.PathLike):
         raise UserError(f"{what} is named by text or a path, not {short_repr(name)}")
-    return Path(name)
+    text = os.fsdecode(name)
+    if "\0" in text:
+        raise UserError(f"{what} cannot have the name {short_repr(text)}: there is a NUL character in it")
+    return Path(text)
 
 
 def short_repr(value: Any, longest: int = 60) -> str:

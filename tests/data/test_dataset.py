@@ -74,7 +74,11 @@ def test_scaling_belongs_to_the_run(tmp_path: Path, blobs: Path) -> None:
     ("split", "shape", "message"),
     [
         ("train", Shape(13, 1, 1), "13 classes"),
-        ("val", Shape(5, 6, 15), "20 images"),
+        (
+            "val",
+            Shape(5, 6, 15),
+            r"needs 21 images of a class; 6 of the 6 classes of the val split of blobs.*'val-0' \(20\)",
+        ),
         ("train", Shape(5, 0, 1), "shots is 0"),
         ("training", Shape(), "'training'"),
     ],

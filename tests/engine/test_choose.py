@@ -26,6 +26,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "own_cores", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
 def test_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +62,10 @@ def test_several_processes_share_the_cores_and_have_a_gpu_each(gpu: None) -> Non
     [
         ({"device": "cuda"}, "sees no GPU"),
         ({"device": "meta"}, "cpu or cuda"),
+        ({"device": "mps"}, "cpu or cuda"),
         ({"device": "nonsense"}, "cpu or cuda"),
+        ({"device": None}, "cpu or cuda, not None"),
+        ({"device": "cpu:3"}, "only one CPU"),
         ({"engine": "graph"}, "needs a GPU"),
         ({"engine": "fast"}, "auto, eager, graph"),
         ({"precision": "tf32"}, "no GPU in use"),
@@ -72,6 +76,12 @@ def test_what_cannot_be(asked: dict[str, Any], message: str, monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(gs.UserError, match=message):
         choose(**asked)
+
+
+def test_which_gpus_there_are(gpu: None) -> None:
+    assert choose("cuda:1", engine="eager").device == "cuda:1"
+    with pytest.raises(gs.UserError, match="cuda:2 is not available: PyTorch sees 2 GPUs"):
+        choose("cuda:2")
 
 
 def test_a_graph_is_recorded_by_one_process(gpu: None) -> None:
@@ -100,3 +110,23 @@ def test_side_by_side() -> None:
     assert side_by_side(0, 9, "cpu") == (4, 1)
     assert side_by_side(3, 9, "cuda") == (3, 1)
     assert side_by_side(0, 9, "cuda") == (1, 4)
+
+
+def test_omp_num_threads_counts_where_no_option_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert choose("cpu").threads == 3 and choose("cpu", threads=2).threads == 2
+    assert choose("cpu", processes=2, local_processes=2).threads == 2  # never more than there are cores for it
+    assert side_by_side(0, 9, "cpu") == (1, 3) and side_by_side(2, 9, "cpu") == (2, 3)
+    assert side_by_side(0, 9, "cuda") == (1, 3)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2, 1")  # OpenMP's form for nested levels
+    assert choose("cpu").threads == 2 and side_by_side(0, 9, "cpu") == (2, 2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "")
+    assert choose("cpu").threads == 4
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "2.5", "100000"])
+def test_an_omp_num_threads_that_is_no_number_of_threads(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", text)
+    assert choose("cpu", threads=2).threads == 2  # not looked at
+    with pytest.raises(gs.UserError, match=f"OMP_NUM_THREADS is '{text}'"):
+        choose("cpu")

@@ -13,11 +13,12 @@ from rich.console import Console
 
 from gradshare.errors import UserError
 from gradshare.experiments import display, estimate, grid
-from gradshare.experiments.display import View, counts, status_table
-from gradshare.experiments.grid import Activity, Cell, State, failure_of, planned, read_state
+from gradshare.experiments.grid import Cell, failure_of, planned, read_state
 from gradshare.experiments.presets import preset
 from gradshare.experiments.supervise import train_cell
+from gradshare.runs import display as run_display
 from gradshare.runs.config import RunConfig
+from gradshare.runs.display import Activity, State, View, counts, status_table
 from gradshare.runs.records import Epoch
 from gradshare.runs.workers import Interrupted
 from tests.support.grids import MAML, SHARED, cell_of
@@ -43,7 +44,7 @@ def test_a_grid_remembers_what_was_planned(blobs: Path, tmp_path: Path) -> None:
 
 
 def test_a_cell_says_how_far_it_is(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid.Follower, "PAUSE", 0.0)
+    monkeypatch.setattr(run_display.Follower, "PAUSE", 0.0)
     cell, states = cell_of(tmp_path, blobs), []
     assert read_state(cell).status == "waiting"
     write = Cell.write
@@ -86,7 +87,7 @@ def test_damaged_files_stop_no_table(name: str, blobs: Path, tmp_path: Path) -> 
     state = read_state(cell)
     assert state.status == "failed" and name in state.reason
     if name.endswith("jsonl"):
-        assert name in grid.read_run(cell.run, 3, Activity()).reason
+        assert name in run_display.read_run(cell.run, 3, Activity()).reason
 
 
 def epoch(number: int, **values: Any) -> Epoch:
@@ -109,7 +110,7 @@ class Told:
 
 def test_lines_of_epochs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each epoch once, without those that were there before; a saturated gate is named once."""
-    monkeypatch.setattr(display, "REFRESH", 0.0)
+    monkeypatch.setattr(run_display, "REFRESH", 0.0)
     one, other = Told(epoch(1)), Told()
     with View({"one": one, "other": other}) as view:
         view.update(["one", "other"])

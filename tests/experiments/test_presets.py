@@ -15,7 +15,7 @@ from gradshare.runs.build import build_learner
 from gradshare.runs.config import RunConfig
 
 # Not an experiment's: the machine's, or the seed. None in the presets: the recipe decides.
-FREE = {"seed", "eval_batch", "device", "engine", "threads", "precision", "deterministic"}
+FREE = {"seed", "eval_batch", "micro_batch", "checkpoint", "device", "engine", "threads", "precision", "deterministic"}
 RECIPES_OWN = {"multi_step_epochs", "first_order_epochs", "final_outer_rate"}
 
 EPOCHS = {("cub", 5): 150, ("mini", 5): 250, ("cub", 1): 750, ("mini", 1): 1250}
@@ -58,6 +58,8 @@ def check_preset(name: str) -> None:
         "method": rest.removesuffix("-10x").removesuffix("+gs"),
         "arm": "shared" if "+gs" in rest else "original",
         "norm": "global",
+        "norm_statistics": "batch",
+        "patience": 0,
         "adapt_norm": False,
         "dataset": {"cub": "cub-resize" if plus else "cub", "mini": "mini"}[data],
         "pixels": "imagenet" if plus else "unit",

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import gradshare.reports
 from gradshare.errors import UserError
@@ -154,7 +155,6 @@ def test_runs_that_are_not_done_are_counted(tmp_path: Path) -> None:
 
 
 def in_terminal(folder: Path) -> str:
-    from rich.console import Console
 
     console = Console(width=80, file=io.StringIO(), record=True)
     console.print(rich_table(compared(folder)))
@@ -337,6 +337,24 @@ def golden_page() -> str:
     make_seeds(folder / "cub")
     make_run(folder / "glyphs" / "gate-only", "gate-only", SHARED[:2], finished=False)
     return normalised(report_page(compared(folder), "gradshare report runs"))
+
+
+def test_every_part_of_a_report_says_transductive_or_inductive(tmp_path: Path) -> None:
+    for name, norm in (("old", {}), ("new", {"norm_statistics": "support"})):
+        make_run(tmp_path / name / "shared", "shared", SHARED, **norm)
+    words = {"old": "Evaluation is transductive", "new": "Evaluation is inductive"}
+    for name, expected in words.items():
+        comparison, console = write_report(tmp_path / name), Console(file=io.StringIO(), width=200, record=True)
+        console.print(rich_table(comparison))
+        files = [(tmp_path / name / file).read_text() for file in ("report.html", "table.md", "table.tex")]
+        for text in (console.export_text(), *files):
+            assert expected in text and sum(one in text for one in words.values()) == 1
+        (run,) = csv.DictReader(io.StringIO((tmp_path / name / "table.csv").read_text()))
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        norm = {"old": "batch", "new": "support"}[name]
+        assert run["norm_statistics"] == summary["arms"]["shared"]["norm_statistics"] == norm
+    mixed = compared(tmp_path).norm_note
+    assert all(f"In 1 of 2 runs: {expected}" in mixed for expected in words.values())
 
 
 def test_the_page_loads_nothing(trio: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from safetensors import torch as safetensors
 
 import gradshare as gs
 from gradshare.errors import DamageWarning, UserError
+from gradshare.files import add_checksum, verify_checksum
 from gradshare.runs import checkpoints, train
 from gradshare.runs.checkpoints import Damaged
 from gradshare.runs.display import Silent
@@ -39,7 +41,7 @@ def copy(finished: Path, tmp_path: Path) -> Path:
 
 
 def resume(dataset: gs.Dataset, folder: Path, **options: Any) -> None:
-    gs.train(learner(), dataset, folder, resume=True, **TINY | options)
+    gs.train(learner(), dataset, folder, resume=True, display=False, **TINY | options)
 
 
 def test_a_finished_run_can_be_checked_with_sha256sum(finished: Path) -> None:
@@ -115,12 +117,26 @@ def test_a_lost_best_epoch_is_named_as_soon_as_the_run_is_resumed(
     copy: Path, dataset: gs.Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.rmtree(copy / "checkpoints" / Progress(1).name)
-    resume(dataset, copy)  # finished and tested: nothing needs it
+    with pytest.warns(DamageWarning, match="no checkpoint of epoch 1; .* the result of the run stands"):
+        resume(dataset, copy)
     monkeypatch.setattr(train._Run, "finish", lambda self: None)  # before any more training
     with pytest.warns(DamageWarning, match=r"lost .* \(1\)"):
         resume(dataset, copy, epochs=4)
     with pytest.raises(gs.UserError, match="no checkpoint of epoch 1"):
         gs.load_run(copy).state(1)
+
+
+def test_a_finished_run_names_a_damaged_checkpoint_of_its_best_epoch(copy: Path, dataset: gs.Dataset) -> None:
+    """D11: it said nothing, and who used the run later found out."""
+    before, best = (copy / "summary.json").read_bytes(), gs.load_run(copy).best_epochs
+    others = [copy / "checkpoints" / Progress(epoch).name / "tensors.safetensors" for epoch in best]
+    if best[1] != 3:  # the newest one is read in any case
+        flip(others[1], 100)
+        resume(dataset, copy)  # only the best one is for use
+    flip(others[0], 100)
+    with pytest.warns(DamageWarning, match=f"epoch-000{best[0]}-\\S+ is damaged: .* the result of the run stands"):
+        resume(dataset, copy)
+    assert (copy / "summary.json").read_bytes() == before
 
 
 def test_a_checkpoint_of_another_run_is_not_taken_for_ours(copy: Path, dataset: gs.Dataset, tmp_path: Path) -> None:
@@ -213,6 +229,13 @@ def test_no_flipped_bit_of_the_configuration_goes_unnoticed(copy: Path) -> None:
     assert not unnoticed, unnoticed
 
 
+def as_command_line(path: Path, **different: Any) -> None:
+    """Let the configuration of a run from Python look like one of the command line."""
+    content = verify_checksum(json.loads(path.read_text()))
+    del content["fingerprint"]
+    path.write_text(json.dumps(add_checksum({**content, **different})))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -220,9 +243,9 @@ def test_no_flipped_bit_of_the_configuration_goes_unnoticed(copy: Path) -> None:
         (lambda path: path.write_text('{"model_type": "bert"}'), "has no version"),
         (lambda path: path.write_text('{"version": 1, "epochs": "many"}'), "epochs is 'many'"),
         (lambda path: path.write_text("[" * 100_000), "nested"),
-        (lambda path: rewrite(path, method="maml", colour="red"), "colour"),
-        (lambda path: rewrite(path, method="os.system"), "method is one of maml"),
-        (lambda path: rewrite(path, method="maml", arm="nobody"), "one of original"),
+        (lambda path: as_command_line(path, method="maml", colour="red"), "colour"),
+        (lambda path: as_command_line(path, method="os.system"), "method is one of maml"),
+        (lambda path: as_command_line(path, method="maml", arm="nobody"), "one of original"),
     ],
 )
 def test_configurations_of_something_else(copy: Path, change: Callable[[Path], object], message: str) -> None:

@@ -148,7 +148,7 @@ def test_other_options_and_other_learners_do_not_resume_a_run(uninterrupted: Pat
     before = {path: path.read_bytes() for path in uninterrupted.rglob("*") if path.is_file()}
     with pytest.raises(gs.UserError, match="has tasks = 2, not 3"):
         gs.train(learner(), dataset, uninterrupted, resume=True, **TINY | {"tasks": 3})
-    with pytest.raises(gs.UserError, match="does not fit the learner"):
+    with pytest.raises(gs.UserError, match="another learner: steps 2, not 3"):
         gs.train(learner(steps=3), dataset, uninterrupted, resume=True, **TINY | {"epochs": 5})
     assert {path: path.read_bytes() for path in uninterrupted.rglob("*") if path.is_file()} == before
 

@@ -214,7 +214,7 @@ def without_long_work() -> Iterator[None]:
 
     def finish(run: Any) -> train.Trained:
         run.dataset.sample("train", run.shape, run.training.tasks, (run.training.seed,))
-        return train.Trained(run.folder.path, run.state, [], {})
+        return train.Trained(run.folder.path, run.state, [], {}, run.learner, run.dataset, run.training)
 
     def evaluate_two(learner: Any, states: Any, dataset: Any, split: str, shape: Any, tasks: int, *rest: Any) -> Any:
         return really_evaluate(learner, states, dataset, split, shape, min(tasks, 2), *rest)

@@ -9,7 +9,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from cyclopts import App, CycloptsError
 
@@ -18,20 +18,19 @@ from gradshare.cli.bench import bench
 from gradshare.cli.data import data_app
 from gradshare.cli.grid import compare, grid_app, show_report
 from gradshare.cli.options import Given, Options, own_arms
-from gradshare.cli.waiting import load_data, says_how_to_go_on, stoppable, stoppable_run, typed_command
+from gradshare.cli.testing import test
+from gradshare.cli.waiting import load_data, say, says_how_to_go_on, stoppable, stoppable_run, typed_command
 from gradshare.errors import (
-    MOST_SEED,
     TOO_LITTLE_MEMORY,
     RendezvousFailed,
     UserError,
     check_range,
     out_of_memory,
     print_warnings_as_lines,
-    printable,
 )
 from gradshare.experiments.presets import experiment
 from gradshare.method.variants import variant
-from gradshare.runs.config import RunConfig
+from gradshare.runs.config import MAY_GROW, Log, RunConfig
 from gradshare.runs.folder import RunFolder
 from gradshare.runs.workers import one_of_several
 
@@ -54,6 +53,7 @@ def train(
     preset: str | None = None,
     out: Path | None = None,
     resume: Path | None = None,
+    log: Log | None = None,
     timeout: float = 60.0,
 ) -> None:
     """Train one run: with sharing, unless --arm or the preset names another arm.
@@ -67,8 +67,10 @@ def train(
     out
         Folder for the run; it must not hold one already.
     resume
-        Go on with the run in this folder. It has its own options: give no others, except for more --epochs, and --arm
-        again if the arm is your own.
+        Go on with the run in this folder. It has its own options: give no others, except for more --epochs or more
+        --patience, and --arm again if the arm is your own.
+    log
+        Also write the numbers of every epoch to FOLDER/tensorboard (pip install "gradshare[tensorboard]").
     timeout
         With torchrun: seconds that a process waits for another before it gives up.
     """
@@ -77,7 +79,7 @@ def train(
         raise UserError("give the run's folder: --out FOLDER for a new run, or --resume FOLDER to go on (one of them)")
     if out and variant(options.arm).rate != 1:
         raise UserError(f"{options.arm} is an arm of compare; here give --arm original and the --inner-lr you mean")
-    command = _Train(options, preset, folder, resume is not None)
+    command = _Train(options, preset, folder, resume is not None, log)
     if one_of_several():
         command.run_in_group(timeout)
         return
@@ -89,17 +91,22 @@ def train(
 class _Train:
     """The command `train` with its options."""
 
-    def __init__(self, options: Given, preset: str | None, folder: Path, resume: bool) -> None:
-        self.options, self.preset, self.folder, self.resume = options, preset, folder, resume
+    def __init__(self, options: Given, preset: str | None, folder: Path, resume: bool, log: Log | None) -> None:
+        self.options, self.preset, self.folder, self.resume, self.log = options, preset, folder, resume, log
         named = [options.arm] if "arm" in options.given else [experiment(preset).arm] if preset else []
         self.own = own_arms(named)
 
     def config(self) -> RunConfig:
         if not self.resume:
+            if RunFolder(self.folder).exists():
+                raise UserError(
+                    f"{self.folder} already holds a run: go on with it (--resume), or choose another folder"
+                )
             return self.options.over(self.preset)
         given = self.options.given
-        if set(given) - {"epochs", "arm"} or self.preset is not None:
-            raise UserError(f"the run in {self.folder} has its own options: give --resume alone, or with more --epochs")
+        if set(given) - {*MAY_GROW, "arm"} or self.preset is not None:
+            more = "give --resume alone, or with more --epochs or --patience"
+            raise UserError(f"the run in {self.folder} has its own options: {more}")
         stored = RunFolder(self.folder).config()
         if stored is None:
             raise UserError(f"the run in {self.folder} was started from Python: go on with it there")
@@ -109,9 +116,11 @@ class _Train:
 
     def to_go_on(self) -> str:
         """The command that goes on with the run, without the program's name."""
-        more = f" --epochs {self.options.epochs}" if self.resume and "epochs" in self.options.given else ""
+        given = self.options.given if self.resume else {}
+        more = "".join(f" --{name} {given[name]}" for name in MAY_GROW if name in given)
         arm = f" --arm {self.own[0]}" if self.own else ""
-        return f"train --resume {shlex.quote(str(self.folder))}{more}{arm}"
+        log = f" --log {self.log}" if self.log else ""
+        return f"train --resume {shlex.quote(str(self.folder))}{more}{arm}{log}"
 
     def run_in_group(self, timeout: float) -> None:
         from gradshare.runs.torchrun import command, ends_at_once, processes, report_once
@@ -122,77 +131,19 @@ class _Train:
                 self.run(group.from_first(self.config), group, go_on)
 
     def run(self, config: RunConfig, group: Group, go_on: str) -> None:
-        from gradshare.experiments.display import RunView
         from gradshare.runs.build import choice_for, run
-        from gradshare.runs.display import Silent
         from gradshare.runs.torchrun import first_of_machine_first
 
         group.share(config.tasks)  # raises an error if there are more processes than tasks
         with first_of_machine_first(group):
             dataset = load_data(config.dataset, config.pixels)
-        choice = choice_for(config, group)
-        if not group.first:
-            run(config, self.folder, self.resume, Silent(), dataset, group, self.own)
-            return
-        print(choice, flush=True)
-        with says_how_to_go_on(go_on), RunView(config.arm, RunFolder(self.folder), config) as view:
-            run(config, self.folder, self.resume, view.display, dataset, group, self.own)
-        _print_summary(RunFolder(self.folder))
+        if group.first:
+            say(str(choice_for(config, group)))
+        with says_how_to_go_on(go_on) if group.first else nullcontext():
+            run(config, self.folder, self.resume, None, dataset, group, self.own, self.log)
 
 
-@app.command
-def test(
-    folder: Path,
-    *,
-    tasks: int = 600,
-    seed: int | None = None,
-    split: Literal["train", "val", "test"] = "test",
-    arm: str | None = None,
-) -> None:
-    """Test a trained run on new tasks: its best epoch, and the ensemble of its five best.
-
-    Parameters
-    ----------
-    folder
-        A run folder.
-    tasks
-        How many tasks.
-    seed
-        Which tasks; by default those of the run's own test.
-    split
-        train, val or test.
-    arm
-        The run's arm, if it is your own, package.module:Class: a name in a run folder is not imported.
-    """
-    from gradshare.data.dataset import load_dataset
-    from gradshare.engine.choose import apply
-    from gradshare.method.episodes import Shape
-    from gradshare.method.state import check_fit
-    from gradshare.runs.build import choice_for
-    from gradshare.runs.evaluate import evaluate
-    from gradshare.runs.export import load_run
-
-    if tasks < 2:
-        raise UserError(f"an interval over tasks needs at least 2 tasks, not {tasks}")
-    check_range("tasks", tasks, 2)
-    check_range("seed", seed or 0, 0, MOST_SEED)
-    saved = load_run(folder)
-    config = saved.run_config
-    choice = choice_for(config)
-    apply(choice)
-    dataset = load_dataset(config.dataset, config.pixels).to(choice.device)
-    learner = saved.learner(own_arms([arm] if arm else [])).to(choice.device, choice.precision)
-    shape = Shape(config.ways, config.shots, config.queries)
-    states = [saved.state(epoch).to(choice.device) for epoch in saved.best_epochs] or [saved.state()]
-    for state in states:
-        check_fit(learner.init().tensors(), state.tensors())
-    which = config.seed if seed is None else seed
-    for name, chosen in {
-        f"best epoch {saved.best_epochs[0]}": states[:1],
-        f"ensemble of {len(states)}": states,
-    }.items():
-        result = evaluate(learner, chosen, dataset, split, shape, tasks, which, config.eval_batch)
-        print(f"{name}: {_score(result)} over {tasks} {split} tasks")
+app.command(test)
 
 
 @app.command
@@ -232,25 +183,7 @@ def export(run: Path, folder: Path, *, epoch: int | None = None, license: str = 
         check_range("epoch", epoch, 1)
     saved = load_run(run)
     saved.save_pretrained(folder, epoch, license)
-    print(f"epoch {epoch or saved.best_epochs[0]} of {run} is in {folder}: config.json, model.safetensors, README.md")
-
-
-def _score(result: Any) -> str:
-    """The accuracy, or for regression the loss, of something that has both, with its interval."""
-    if result.accuracy is not None:
-        return f"{result.accuracy:.2%} ± {result.interval:.2%}"
-    if result.loss is None:
-        return "no finite loss"
-    return f"loss {result.loss:.4g}" + ("" if result.interval is None else f" ± {result.interval:.2g}")
-
-
-def _print_summary(run: RunFolder) -> None:
-    summary = run.summary()
-    assert summary is not None, "the run is finished"
-    print(printable(f"best epoch {summary.best_epoch}; run in {run.path}"))
-    if summary.test is not None:
-        print(f"test, best: {_score(summary.test.best)}")
-        print(f"test, ensemble: {_score(summary.test.ensemble)}")
+    say(f"epoch {epoch or saved.best_epochs[0]} of {run} is in {folder}: config.json, model.safetensors, README.md")
 
 
 app.command(data_app)
@@ -264,6 +197,8 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # a folder's name may be no valid text
     print_warnings_as_lines()
     try:
+        if any("\0" in word for word in sys.argv):
+            raise UserError("there is a NUL character in the command, which no name of a file can have")
         with nullcontext() if one_of_several() else stoppable(f"to go on: {typed_command()}"):
             app(sys.argv[1:], exit_on_error=False, print_error=False)
     except (CycloptsError, UserError) as error:
@@ -279,5 +214,5 @@ def main() -> None:
 def _end(reason: str, each: bool = False) -> NoReturn:
     """Print one line and end with exit code 2; of several processes only the first prints it, or each."""
     if not one_of_several() or os.environ["RANK"] == "0" or each:  # the others have the same reason
-        print(f"gradshare: {printable(' '.join(reason.split()))}", file=sys.stderr)
+        say(f"gradshare: {' '.join(reason.split())}", error=True)
     raise SystemExit(2) from None

@@ -24,7 +24,7 @@ from gradshare.bench.cases import (
     swept,
 )
 from gradshare.cli.options import SEVERAL
-from gradshare.cli.waiting import bar, stoppable
+from gradshare.cli.waiting import bar, say, stoppable
 from gradshare.errors import MOST_THREADS, UserError, check_range
 from gradshare.files import check_output
 
@@ -73,7 +73,7 @@ class Benchmark:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto is a GPU if there is one."""
     threads: int = 0
-    """CPU threads; 0 is one for each core."""
+    """CPU threads; 0: as OMP_NUM_THREADS says, else one for each core."""
     json: Path | None = None
     """File for all results, written after each case (on a CPU, where cases take turns, at the end)."""
 
@@ -137,7 +137,7 @@ def _run(benchmark: Benchmark, cases: list[Case], device: str) -> None:
         results = begin(device, benchmark.precisions_on(device), benchmark.sweep)
 
         def report(outcome: Measurement | Failure) -> None:
-            print(line_of(outcome), flush=True)
+            say(line_of(outcome))
             if on_gpu:
                 progress(len(results.measurements) + len(results.failures), len(cases))
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 from cyclopts import App
 
-from gradshare.cli.waiting import bar, stoppable
+from gradshare.cli.waiting import bar, say, stoppable
 from gradshare.data.sources import BUILT_IN, DOWNLOADS, PUBLISHED, SOURCES, Downloadable, Kind, Transform, missing
-from gradshare.errors import MOST, MOST_SEED, UserError, check_range, printable
+from gradshare.errors import MOST, MOST_SEED, UserError, check_range
 from gradshare.files import check_output
 from gradshare.method import SPLITS
 
@@ -30,11 +30,11 @@ def list_data() -> None:
     from gradshare.data.store import data_folder
 
     home = data_folder()
-    print(printable(f"data sets in {home}:"))
+    say(f"data sets in {home}:")
     found = {path.parent.name for path in home.glob("*/index.json") if not path.parent.name.startswith(".")}
     for name in sorted(found | set(BUILT_IN)) + [kind for kind in PUBLISHED if kind not in found]:
-        print(printable(f"  {name:<16} {_describe(home / name) if name in found else _how_to_get(name, home)}"))
-    print("your own images: gradshare data import folder PATH")
+        say(f"  {name:<16} {_describe(home / name) if name in found else _how_to_get(name, home)}")
+    say("your own images: gradshare data import folder PATH")
 
 
 def _describe(store: Path) -> str:
@@ -76,6 +76,7 @@ def import_data(
     name: str | None = None,
     split_file: Path | None = None,
     seed: int = 0,
+    size: int | None = None,
     replace: bool = False,
 ) -> None:
     """Make a data set from an archive or a folder of images.
@@ -88,7 +89,8 @@ def import_data(
     paths
         The archive as published, or a folder; several if the data set comes in several files.
     transform
-        crop: shorter side to 126, centre crop 84 (default for cub); resize: whole image to 84 x 84 (for the others).
+        crop: shorter side to 1.5 times the size, then the centre (default for cub); resize: the whole image (for the
+        others).
     name
         Name of the data set; by default the kind (for folder the name of the path), with the transform added if it is
         not the kind's default.
@@ -96,6 +98,8 @@ def import_data(
         Only for folder: JSON, {"train": [classes], "val": [...], "test": [...]}.
     seed
         Only for folder, without splits of its own: which random split of the classes, 64/16/20 %.
+    size
+        Pixels a side of the images in the data set; by default 84, for omniglot 28.
     replace
         Replace a data set of that name, once the new one is complete.
     """
@@ -104,11 +108,19 @@ def import_data(
     started = time.monotonic()
     with stoppable("nothing is left of the import"), bar(f"importing {kind}", "images") as progress:
         index, target = import_dataset(
-            kind, paths, transform, name, split_file=split_file, seed=seed, replace=replace, progress=progress
+            kind,
+            paths,
+            transform,
+            name,
+            split_file=split_file,
+            seed=seed,
+            size=size,
+            replace=replace,
+            progress=progress,
         )
     seconds = time.monotonic() - started
-    print(f"{target.name}: {index.images} images; classes: {_classes(index)}; in {target}")
-    print(f"{seconds:.1f} s, {index.images / seconds:.0f} images/s; to look at it: gradshare data show {target.name}")
+    say(f"{target.name}: {_size(index)}; classes: {_classes(index)}; in {target}")
+    say(f"{seconds:.1f} s, {index.images / seconds:.0f} images/s; to look at it: gradshare data show {target.name}")
 
 
 @data_app.command
@@ -126,14 +138,14 @@ def download(kind: Downloadable, *, folder: Path | None = None) -> None:
     from gradshare.data.store import data_folder
 
     folder = folder or data_folder() / DOWNLOADS / kind
-    print(SOURCES[kind].title)
+    say(SOURCES[kind].title)
     with stoppable("files that are complete are kept; the same command downloads the others"):
         for file in SOURCES[kind].files:
             with bar(f"downloading {file.name}", "bytes") as progress:
                 fetched = fetch(kind, file, folder, progress)
             checked = "checked" if fetched.checked else "not checked: none is published"
-            print(f"{fetched.path}: md5 {fetched.md5}, {checked}")
-    print(f"next: {import_command(kind, folder)}")
+            say(f"{fetched.path}: md5 {fetched.md5}, {checked}")
+    say(f"next: {import_command(kind, folder)}")
 
 
 @data_app.command
@@ -156,14 +168,14 @@ def verify(*names: str) -> None:
         with bar(f"reading {name}", "images") as progress:
             index, sha256, blank = store.verify(folder, progress)
         _print_counts(index)
-        print(f"  images.npy has sha256 {sha256}")
+        say(f"  images.npy has sha256 {sha256}")
         if blank:
             classes = ", ".join(f"'{each}' ({count})" for each, count in list(blank.items())[:3])
             raise UserError(
                 f"{sum(blank.values())} of {index.images} images of {name} are blank (zero everywhere), in"
                 f" {len(blank)} classes: {classes}; check the source, and import it again"
             )
-        print("  all images match the index; no image is blank")
+        say("  all images match the index; no image is blank")
 
 
 @data_app.command
@@ -217,16 +229,16 @@ def show(
     check_output(out, PNG, "a picture of ours")
     out.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(out, format="PNG")
-    print(printable(f"contact sheet: {out}"))
+    say(f"contact sheet: {out}")
 
 
 def _print_counts(index: Index, every_class: bool = False) -> None:
-    print(printable(f"{index.name}: {_size(index)}, {index.transform}, from {index.source}"))
+    say(f"{index.name}: {_size(index)}, {index.transform}, from {index.source}")
     for split in SPLITS:
         own = [entry for entry in index.classes if entry.split == split]
         counts = sorted({entry.images for entry in own} or {0})
         each = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
         images = sum(entry.images for entry in own)
-        print(f"  {split:<5} {len(own):>5} classes {images:>7} images, {each} a class")
+        say(f"  {split:<5} {len(own):>5} classes {images:>7} images, {each} a class")
         for entry in own if every_class else ():
-            print(f"    {entry.images:>6}  {printable(entry.name)}")
+            say(f"    {entry.images:>6}  {entry.name}")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -17,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter
 
 from gradshare.cli.options import SEVERAL, Arms, Given, GridOptions, Options, own_arms, with_controls
-from gradshare.cli.waiting import load_data, says_how_to_go_on, typed_command
-from gradshare.errors import MOST_SEED, UserError, check_range, printable
+from gradshare.cli.waiting import load_data, say, says_how_to_go_on, typed_command
+from gradshare.errors import MOST_SEED, UserError, check_range
 from gradshare.experiments.presets import IMAGE, Experiment, described, experiment, matches, preset, select
 from gradshare.files import tidy
 from gradshare.method.variants import first_link
-from gradshare.runs.config import RunConfig, with_arm
+from gradshare.runs.config import MAY_GROW, Log, RunConfig, with_arm
 from gradshare.runs.folder import merge_with_saved
 from gradshare.runs.workers import one_of_several
 
@@ -41,6 +40,7 @@ def compare(
     controls: bool = False,
     arms: Arms = ("original", "shared"),
     jobs: int = 0,
+    log: Log | None = None,
 ) -> None:
     """Train a method with and without sharing on the same tasks; then table, plots and report.
 
@@ -54,6 +54,8 @@ def compare(
         Also train the four controls: half-rate, gate-only, batch-only, memory-only.
     jobs
         Arms trained at a time, each in a process of its own; 0 is one for each core, or one with a GPU.
+    log
+        Also write the numbers of every epoch to OUT/ARM/tensorboard (pip install "gradshare[tensorboard]").
     """
     check_range("jobs", jobs, 0)
     if one_of_several():
@@ -69,21 +71,24 @@ def compare(
     from gradshare.experiments.grid import Cell
     from gradshare.experiments.supervise import Local
     from gradshare.runs.build import choice_for
+    from gradshare.runs.trackers import trackers_for
 
-    cells = _as_begun([Cell.of_arm(out, with_arm(config, arm)) for arm in chosen], "epochs" in options.given)
+    trackers_for(log, out)  # raises an error if it is not installed
+    cells = _as_begun([Cell.of_arm(out, with_arm(config, arm)) for arm in chosen], options)
     _check_before_training(cells, own)
     at_a_time, threads = side_by_side(jobs, len(cells), choice_for(config).device)
+    cells = _with_threads(cells, threads)
     each = "" if at_a_time == 1 else f"{at_a_time} arms at a time, each "
-    print(f"{each}{choice_for(replace(config, threads=config.threads or threads))}", flush=True)
+    say(f"{each}{choice_for(cells[0].config)}")
     with tidy(out):
-        failures = _train(_with_threads(cells, threads), Local(at_a_time, own), out)
+        failures = _train(cells, Local(at_a_time, own, log), out)
         for failure in failures:
             failure.cell.withdraw()
     _end_if_failed(failures, len(cells))
     diverged = {cell.label: cell.divergence for cell in cells if cell.divergence}
     show_report(out)
     for label, reason in diverged.items():
-        print(printable(f"{label} diverged and was stopped: {reason}"))
+        say(f"{label} diverged and was stopped: {reason}")
 
 
 def show_report(folder: Path) -> None:
@@ -94,7 +99,7 @@ def show_report(folder: Path) -> None:
 
     comparison = reports.write_report(folder, command=typed_command())
     Console().print(reports.rich_table(comparison))
-    print(printable(f"report: {folder / 'report.html'}"))
+    say(f"report: {folder / 'report.html'}")
 
 
 grid_app = App(name="grid", help="The paper's 96 experiments: list them, run any of them, see how far they are.")
@@ -121,13 +126,13 @@ def list_presets(
     """
     configs = {one.name: _configured(one, options) for one in _select(patterns or ("*",), arms, controls)}
     jobs, seconds = _estimated(list(configs.values()), options) if hours else (0, [])
-    print(f"{'preset':<41} {'data':<11} {'epochs':>6} {'iterations':>11} {'hours' if hours else '':>8}".rstrip())
+    say(f"{'preset':<41} {'data':<11} {'epochs':>6} {'iterations':>11} {'hours' if hours else '':>8}".rstrip())
     for number, (name, config) in enumerate(configs.items()):
         time = f"{seconds[number] / 3600:>9,.1f}" if hours else ""
-        print(f"{name:<41} {config.dataset:<11} {config.epochs:>6} {config.epochs * config.iterations:>11,}{time}")
+        say(f"{name:<41} {config.dataset:<11} {config.epochs:>6} {config.epochs * config.iterations:>11,}{time}")
     total = sum(config.epochs * config.iterations for config in configs.values())
     time = f"{sum(seconds) / 3600:>9,.1f}, {jobs} at a time: {sum(seconds) / 3600 / jobs:,.1f}" if hours else ""
-    print(f"{f'all {len(configs)}':<60} {total:>11,}{time}")
+    say(f"{f'all {len(configs)}':<60} {total:>11,}{time}")
 
 
 def _estimated(configs: list[RunConfig], options: Given) -> tuple[int, list[float]]:
@@ -138,7 +143,7 @@ def _estimated(configs: list[RunConfig], options: Given) -> tuple[int, list[floa
 
     image = load_dataset(options.dataset).image if "dataset" in options.given else IMAGE
     jobs, threads = side_by_side(0, len(configs), choose(options.device).device)
-    print("timing meta-iterations on this machine, about 10 s ...", file=sys.stderr, flush=True)
+    say("timing meta-iterations on this machine, about 10 s ...", error=True)
     return jobs, estimates((replace(config, threads=options.threads or threads), image) for config in configs)
 
 
@@ -155,7 +160,7 @@ def show(name: str, options: GridOptions = Given()) -> None:
     config = _configured(one, options)
     for option, (_, source) in described(one).items():
         source = "the command line" if option in options.given else source
-        print(f"{option:<15} {getattr(config, option)!s:<11} {source}")
+        say(f"{option:<15} {getattr(config, option)!s:<11} {source}")
 
 
 @Parameter(name="*")
@@ -230,17 +235,18 @@ def run(
     workers.check()
     chosen = _select(patterns, arms, controls)
     own = own_arms({one.arm for one in chosen})
-    from gradshare.experiments.display import AT_WORK, counts
+    from gradshare.experiments.display import AT_WORK
     from gradshare.experiments.grid import read_state
+    from gradshare.runs.display import counts
 
     cells = _planned(Path(os.path.realpath(out)), chosen, options, seeds, workers.without_gpu)
     _check_before_training(cells, own)
     engine, threads = workers.start(len(cells), options.device, own)
     retries = workers.retries if workers.engine == "local" else 0  # Ray has its own
-    print(f"{sum(not cell.ended for cell in cells)} of {len(cells)} runs to train, in {out}", flush=True)
+    say(f"{sum(not cell.ended for cell in cells)} of {len(cells)} runs to train, in {out}")
     failures = _train(_with_threads(cells, threads), engine, out, retries, AT_WORK)
     report = f"for tables and plots: gradshare report {shlex.quote(str(out))}"
-    print(f"{counts(map(read_state, cells))}; {report}")
+    say(f"{counts(map(read_state, cells))}; {report}")
     _end_if_failed(failures, len(cells))
 
 
@@ -259,8 +265,9 @@ def status(folder: Path = Path("runs/grid"), *patterns: str, watch: bool = False
     """
     from rich.console import Console
 
-    from gradshare.experiments import display
+    from gradshare.experiments.display import watch as watch_cells
     from gradshare.experiments.grid import planned, read_state
+    from gradshare.runs.display import status_table
 
     cells = planned(folder)
     if not cells:
@@ -270,10 +277,10 @@ def status(folder: Path = Path("runs/grid"), *patterns: str, watch: bool = False
     if not cells:
         raise UserError(f"no run in {folder} matches {' '.join(patterns)}")
     if not watch:
-        Console().print(display.status_table({cell.label: read_state(cell) for cell in cells}))
+        Console().print(status_table({cell.label: read_state(cell) for cell in cells}))
         return
     try:
-        display.watch(cells)
+        watch_cells(cells)
     except KeyboardInterrupt:
         return
 
@@ -306,15 +313,16 @@ def _planned(
         for one, config in configs.items()
         for seed in sorted(set(seeds))
     ]
-    return _as_begun(cells, "epochs" in options.given)
+    return _as_begun(cells, options)
 
 
 def _on_cpu(config: RunConfig) -> RunConfig:
     return replace(config, device="cpu") if config.device == "auto" else config
 
 
-def _as_begun(cells: Iterable[Cell], longer: bool) -> list[Cell]:
-    """Cells with the device, threads, ... that they were begun with; `longer`: with more epochs if they are wanted."""
+def _as_begun(cells: Iterable[Cell], options: Given) -> list[Cell]:
+    """Cells with the device, threads, ... that they were begun with; longer than that if the options ask for it."""
+    longer = any(name in options.given for name in MAY_GROW)
     return [replace(cell, config=merge_with_saved(cell.config, cell.folder, longer)) for cell in cells]
 
 
@@ -334,7 +342,7 @@ def _train(
     cells: Sequence[Cell], engine: Local | Ray, out: Path, retries: int = 2, rows: Sequence[Status] = ()
 ) -> list[Failure]:
     """Train the cells that have not ended; `rows`: the status of those with a row in the live table."""
-    from gradshare.experiments.display import View
+    from gradshare.experiments.display import CellView
     from gradshare.experiments.supervise import supervise
 
     left = [cell for cell in cells if not cell.ended]
@@ -343,7 +351,7 @@ def _train(
             cell.plan()
         if not left:
             return []
-        with View.of_cells(left, rows) as view:
+        with CellView(left, rows) as view:
             return supervise(left, engine, view, retries, out)
 
 
@@ -355,5 +363,5 @@ def _end_if_failed(failures: Sequence[Failure], runs: int) -> None:
     line = f"{len(failures)} of {runs} runs failed, and the same command tries them again. {reasons}"
     if all(failure.mendable for failure in failures):
         raise UserError(line)
-    print(f"gradshare: {printable(line)}", file=sys.stderr)
+    say(f"gradshare: {line}", error=True)
     raise SystemExit(1)

@@ -10,9 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gradshare.errors import printable
 from gradshare.runs.workers import HardStop, Interrupted
 
 Progress = Callable[[int, int], None]  # done, in all (0: unknown)
+
+
+def say(line: str, error: bool = False) -> None:
+    """Print a line, to stderr if it is an error.
+
+    Commands print with this function alone: a name that a stranger chose may have signs in it that a terminal obeys.
+    """
+    print(printable(line), file=sys.stderr if error else sys.stdout, flush=True)
 
 
 @contextmanager
@@ -24,9 +33,10 @@ def bar(label: str, unit: str) -> Iterator[Progress]:
     from rich import progress as rich
 
     amount = (rich.DownloadColumn(), rich.TransferSpeedColumn()) if unit == "bytes" else (rich.MofNCompleteColumn(),)
-    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), *amount, rich.TimeRemainingColumn())
+    text = rich.TextColumn("{task.description}", markup=False)
+    columns = (text, rich.BarColumn(), *amount, rich.TimeRemainingColumn())
     with rich.Progress(*columns, transient=True) as shown:
-        row = shown.add_task(label, total=None)
+        row = shown.add_task(printable(label), total=None)
         yield lambda done, total: shown.update(row, completed=done, total=total or None)
 
 
@@ -35,7 +45,7 @@ def _line_once(label: str, unit: str) -> Progress:
 
     def progress(done: int, total: int) -> None:
         if not printed:
-            print(f"{label}: {f'{total:,} {unit}' if total else 'of unknown size'}", flush=True)
+            say(f"{label}: {f'{total:,} {unit}' if total else 'of unknown size'}")
             printed.append(True)
 
     return progress
@@ -67,7 +77,8 @@ def stoppable(what_is_left: str | Callable[[], str]) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         left = what_is_left if isinstance(what_is_left, str) else what_is_left()
-        print(f"gradshare: stopped; {left}", file=sys.stderr)
+        for line in f"gradshare: stopped; {left}".split("\n"):
+            say(line, error=True)
         raise SystemExit(3) from None
     finally:
         for number, handler in before.items():
@@ -97,5 +108,6 @@ def says_how_to_go_on(command: str) -> Iterator[None]:
     try:
         yield
     except Interrupted as stopped:
-        print(f"{stopped}\nto go on: {command}", file=sys.stderr)
+        say(str(stopped), error=True)
+        say(f"to go on: {command}", error=True)
         raise SystemExit(3) from None

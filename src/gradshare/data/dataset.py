@@ -5,39 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gradshare.data.drawing import Drawn, Units, split_rows
 from gradshare.data.sources import BUILT_IN, missing
 from gradshare.data.store import Image, Index, Progress, data_folder, find_store, is_store, read_images, read_index
-from gradshare.errors import UserError, check_range
+from gradshare.errors import UserError
 from gradshare.method import SPLITS
-from gradshare.method.episodes import Episodes, Shape, choose, episodes_from
+from gradshare.method.episodes import Episodes, Shape, episodes_from
 
 Pixels = Literal["unit", "imagenet"]
 IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-class Drawn(NamedTuple):
-    """Which classes and images the tasks of a batch have."""
-
-    classes: NDArray[np.int64]  # [tasks, ways]: places in `index.classes`
-    rows: NDArray[np.int64]  # [tasks, ways, shots + queries]: rows of the images
-
-
-class _SplitRows(NamedTuple):
-    """The classes of a split."""
-
-    classes: NDArray[np.int64]  # [n]: places in `index.classes`
-    starts: NDArray[np.int64]  # [n]: row of the first image
-    counts: NDArray[np.int64]  # [n]: number of images
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Dataset:
     """Images by class and split. `load_dataset` makes one.
 
@@ -52,6 +38,10 @@ class Dataset:
     images: Image | Tensor  # uint8 [images, H, W, C]: mapped from the file, or on a device
     pixels: Pixels = "unit"
 
+    def __repr__(self) -> str:
+        size = " x ".join(map(str, self.image))
+        return f"Dataset({self.name!r}, {self.index.images:,} images of {size}, classes: {self._units.counts()})"
+
     @property
     def name(self) -> str:
         return self.index.name
@@ -62,6 +52,10 @@ class Dataset:
         height, width, channels = self.index.image
         return channels, height, width
 
+    @property
+    def nbytes(self) -> int:
+        return self.index.bytes
+
     def to(self, device: torch.device | str) -> Dataset:
         """Hold the images on a device, as uint8."""
         if torch.device(device).type == "cpu":
@@ -71,21 +65,7 @@ class Dataset:
 
     def check(self, split: str, shape: Shape) -> None:
         """Raise an error, with the numbers, if the split cannot give such tasks."""
-        if split not in SPLITS:
-            raise UserError(f"a split is one of {', '.join(SPLITS)}, not '{split}'")
-        for name, value in zip(Shape._fields, shape, strict=True):
-            check_range(name, value, 1)
-        classes, _, counts = self._splits[split]
-        if len(counts) < shape.ways:
-            raise UserError(
-                f"{shape.ways}-way tasks need {shape.ways} classes; the {split} split of {self.name} has {len(counts)}"
-            )
-        smallest = int(counts.argmin())
-        if counts[smallest] < shape.shots + shape.queries:
-            raise UserError(
-                f"class '{self.index.classes[classes[smallest]].name}' has {counts[smallest]} images;"
-                f" {shape.shots}-shot with {shape.queries} queries needs {shape.shots + shape.queries}"
-            )
+        self._units.check(split, shape)
 
     def sample(self, split: str, shape: Shape, tasks: int, key: tuple[int, ...]) -> Episodes:
         """Draw tasks, uniformly and without replacement within each. The same arguments give the same tasks."""
@@ -94,18 +74,16 @@ class Dataset:
 
     def draw(self, split: str, shape: Shape, tasks: int, key: tuple[int, ...]) -> Drawn:
         """Choose the images of `sample`, without reading them."""
-        self.check(split, shape)
-        own = self._splits[split]
-        classes, order = choose(own.counts, shape, tasks, key)
-        return Drawn(own.classes[classes], own.starts[classes][..., None] + order)
+        return self._units.draw(split, shape, tasks, key)
 
     @cached_property
-    def _splits(self) -> dict[str, _SplitRows]:
-        counts = np.array([entry.images for entry in self.index.classes], dtype=np.int64)
-        starts = counts.cumsum() - counts
+    def _units(self) -> Units:
+        counts = [entry.images for entry in self.index.classes]
+        rows = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
         names = np.array([entry.split for entry in self.index.classes])
         places = {split: np.flatnonzero(names == split) for split in SPLITS}
-        return {split: _SplitRows(own, starts[own], counts[own]) for split, own in places.items()}
+        splits = {split: split_rows(own, [rows[place] for place in own]) for split, own in places.items()}
+        return Units("class", [entry.name for entry in self.index.classes], splits, self.name, "images")
 
     def _pixels(self, rows: NDArray[np.int64]) -> Tensor:  # [...] -> [..., C, H, W]
         if isinstance(self.images, Tensor):

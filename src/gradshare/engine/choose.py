@@ -9,13 +9,15 @@ import ctypes
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 import torch
 
 from gradshare.engine import backends
 from gradshare.engine.backends import Precision
-from gradshare.errors import UserError, short_repr
+from gradshare.engine.crowding import sleep_when_crowded
+from gradshare.errors import MOST_THREADS, UserError, short_repr
 
 Engine = Literal["auto", "eager", "graph"]
 
@@ -67,7 +69,8 @@ def choose(
     """Decide what is left open, and raise an error for what this machine cannot do. Changes nothing.
 
     Args:
-        threads: CPU threads; 0: the cores that this process may use, shared with the other local processes.
+        threads: CPU threads; 0: as many as OMP_NUM_THREADS says; if it is not set, one for each core that this process
+            may use, shared with the other local processes.
         processes: how many work on the run, on all machines; `local_processes`: on this one.
         no_kernels: why our GPU kernels do not support the learner; None if they do, as far as the caller knows.
 
@@ -84,9 +87,10 @@ def choose(
         precision = "tf32" if no_kernels is None else "float32"
     elif precision != "float32" and no_kernels is not None:
         raise UserError(f"precision {precision} needs the GPU kernels, and {no_kernels}: use precision float32")
-    # Processes with more threads than cores between them slow each other down many times.
     cores = max(1, own_cores() // local_processes)
-    threads = min(threads or cores, cores) if processes > 1 else threads or cores
+    threads = threads or threads_asked() or cores
+    if processes > 1:
+        threads = min(threads, cores)  # processes with more threads than cores slow each other down many times
     chosen = _engine(engine, on_gpu, processes)
     if chosen == "graph":
         backends.check_current(torch.device(place))
@@ -96,20 +100,34 @@ def choose(
 def _device(device: str, processes: int, local_processes: int) -> str:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    place = check_device(device)
+    if place.type == "cuda" and processes > 1 and local_processes > (gpus := torch.cuda.device_count()):
+        raise UserError(f"{local_processes} processes on {gpus} GPUs: each process needs its own")
+    return str(place)
+
+
+def check_device(device: torch.device | str) -> torch.device:
+    """The device that a user named: the CPU, or a GPU that this machine has; a UserError for any other.
+
+    Example:
+        >>> check_device("cpu:0")
+        device(type='cpu')
+    """
     try:
-        kind = torch.device(device).type
+        place = torch.device(device)
     except (RuntimeError, TypeError):
-        kind = ""
-    if kind not in ("cpu", "cuda"):
+        place = None
+    if place is None or place.type not in ("cpu", "cuda"):
         raise UserError(f"a device is cpu or cuda, not {short_repr(device)}")
-    if kind == "cpu":
-        return "cpu"
+    if place.type == "cpu":
+        if place.index:
+            raise UserError(f"there is only one CPU device, not {short_repr(device)}: use device cpu")
+        return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UserError(f"device {device} is not available: PyTorch sees no GPU; use device cpu")
-    gpus = torch.cuda.device_count()
-    if processes > 1 and local_processes > gpus:
-        raise UserError(f"{local_processes} processes on {gpus} GPUs: each process needs its own")
-    return str(device)
+    if (place.index or 0) >= (gpus := torch.cuda.device_count()):
+        raise UserError(f"device {device} is not available: PyTorch sees {gpus} GPUs, and the first one is cuda:0")
+    return place
 
 
 def _engine(engine: str, on_gpu: bool, processes: int) -> Literal["eager", "graph"]:
@@ -136,6 +154,8 @@ def apply(choice: Choice) -> None:
         torch.use_deterministic_algorithms(choice.deterministic)
     elif sys.platform == "linux":
         _keep_freed_memory()
+        if choice.threads > 1:
+            sleep_when_crowded(own_cores())
 
 
 def _keep_freed_memory() -> None:
@@ -155,6 +175,44 @@ def own_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def threads_asked() -> int:
+    """The threads of a process that OMP_NUM_THREADS asks for; 0 if it is not set."""
+    text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # the first of a list: the outermost level
+    if not text:
+        return 0
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_THREADS:
+        raise UserError(f"OMP_NUM_THREADS is {short_repr(text)}; it must be a whole number from 1 to {MOST_THREADS}")
+    return int(text)
+
+
+def check_memory(numbers: int, device: str) -> None:
+    """Raise an error if so many float32 numbers are more than the machine's memory, or a GPU's.
+
+    A process may get more memory than there is, and is killed when it uses it. So what options ask for is checked
+    before anything of that size is allocated.
+    """
+    needed, memory = 4 * numbers, own_memory() if device == "cpu" else _gpu_memory(device)
+    if needed > memory:
+        raise UserError(
+            f"this needs at least {needed / 1e9:,.0f} GB of memory, and there are {memory / 1e9:,.0f} GB:"
+            " take fewer tasks, filters, steps, or a smaller eval_batch"
+        )
+
+
+def own_memory() -> int:
+    """Bytes of memory that this process may use: a container often gives it less than the machine has."""
+    limits = [Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
+    texts = [path.read_text().strip() for path in limits if path.is_file()]
+    found = [int(text) for text in texts if text.isdecimal()]
+    if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(found, default=sys.maxsize)
+
+
+def _gpu_memory(device: str) -> int:
+    return torch.cuda.get_device_properties(device).total_memory
+
+
 def side_by_side(jobs: int, count: int, device: str) -> tuple[int, int]:
     """How many of `count` trainings to run at a time, and the threads of each.
 
@@ -163,6 +221,6 @@ def side_by_side(jobs: int, count: int, device: str) -> tuple[int, int]:
     Args:
         jobs: how many at a time if the user said so; else 0.
     """
-    cores = own_cores()
-    jobs = min(jobs or (cores if device == "cpu" else 1), count)
-    return jobs, max(1, cores // jobs)
+    cores, threads = own_cores(), threads_asked()
+    jobs = min(jobs or (max(1, cores // (threads or 1)) if device == "cpu" else 1), count)
+    return jobs, threads or max(1, cores // jobs)

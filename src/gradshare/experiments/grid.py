@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from gradshare.errors import UserError
 from gradshare.experiments.presets import EVERY_ARM, Experiment
 from gradshare.files import parse_json, read_text, record
 from gradshare.method.variants import VARIANTS, variant
-from gradshare.runs.config import RunConfig, Training
-from gradshare.runs.folder import METRICS, TIMINGS, RunFolder
-from gradshare.runs.records import Epoch, Status
+from gradshare.runs.config import RunConfig, grows
+from gradshare.runs.display import Activity, State, read_lines
+from gradshare.runs.folder import RunFolder
+from gradshare.runs.records import Status
 
 NOTES = ".grid"
 PLAN = ".plan.json"
@@ -61,9 +59,9 @@ class Cell:
 
     @property
     def status(self) -> Status:
-        """How far it is: a finished run that is to have more epochs is only stopped; a worker's failure counts."""
+        """How far it is: a finished run that is to train longer is only stopped; a worker's failure counts."""
         status = self.run.status()
-        if status == "done" and self.run.options().get("epochs", 0) < self.config.epochs:
+        if status == "done" and grows(self.run.options(), vars(self.config)):
             status = "running" if self.run.holder() else "stopped"
         return "failed" if status in ("stopped", "waiting") and self.note("failure.txt").exists() else status
 
@@ -136,74 +134,15 @@ def planned(grid: Path) -> list[Cell]:
     return sorted(cells, key=lambda cell: (order.get(cell.name, len(order)), cell.name, cell.config.seed))
 
 
-@dataclass(frozen=True)
-class Activity:
-    """What a run does now."""
-
-    share: float = 0.0  # of the epoch's iterations
-    now: str = ""
-    epoch_seconds: float | None = None  # that an epoch's iterations will take
-
-
-@dataclass(frozen=True)
-class State:
-    """How far a run is."""
-
-    status: Status
-    epochs: tuple[Epoch, ...]  # finished
-    seconds: tuple[float, ...]  # of each epoch finished, with validation
-    wanted: int  # epochs in all
-    activity: Activity = Activity()
-    reason: str = ""  # why it failed or diverged
-
-    @property
-    def best(self) -> float | None:
-        """The best validation accuracy."""
-        return max((epoch.val_accuracy for epoch in self.epochs if epoch.val_accuracy is not None), default=None)
-
-    @property
-    def epoch_seconds(self) -> float | None:
-        """What an epoch takes: the mean of the newest five."""
-        newest = self.seconds[-5:]
-        return sum(newest) / len(newest) if newest else self.activity.epoch_seconds
-
-    @property
-    def seconds_left(self) -> float | None:
-        each = self.epoch_seconds
-        if each is None or self.status in ("done", "diverged"):
-            return None
-        return max(0.0, each * (self.wanted - len(self.epochs) - self.activity.share))
-
-
 def read_state(cell: Cell) -> State:
     """How far a cell is. A run whose files are damaged counts as failed: a table of many runs goes on."""
     try:
         status = cell.status
         activity = _read_activity(cell.note("progress.json")) if status == "running" else Activity()
         reason = cell.failure if status == "failed" else cell.divergence if status == "diverged" else ""
-        return State(status, *_lines(cell.folder, _stamps(cell.folder)), cell.config.epochs, activity, reason)
+        return State(status, *read_lines(cell.folder), cell.config.epochs, activity, reason)
     except UserError as error:
         return State("failed", (), (), cell.config.epochs, reason=str(error))
-
-
-def read_run(run: RunFolder, wanted: int, activity: Activity) -> State:
-    """How far a run is that this process trains; training itself repairs or names damaged files."""
-    try:
-        return State(run.status(), *_lines(run.path, _stamps(run.path)), wanted, activity)
-    except UserError as error:
-        return State("stopped", (), (), wanted, activity, str(error))
-
-
-def _stamps(folder: Path) -> tuple[tuple[int, int], ...]:
-    """Changes when a file with a line for each epoch is written anew."""
-    paths = [path for path in (folder / METRICS, folder / TIMINGS) if path.exists()]
-    return tuple((found.st_mtime_ns, found.st_size) for found in map(Path.stat, paths))
-
-
-@lru_cache(maxsize=1024)  # a display reads hundreds of runs every second, and a line is new once in an epoch
-def _lines(folder: Path, stamps: tuple[tuple[int, int], ...]) -> tuple[tuple[Epoch, ...], tuple[float, ...]]:
-    run = RunFolder(folder)
-    return tuple(run.epochs()), tuple(timing.train_seconds + timing.val_seconds for timing in run.timings())
 
 
 def _read_activity(path: Path) -> Activity:
@@ -211,35 +150,3 @@ def _read_activity(path: Path) -> Activity:
         return record(Activity, parse_json(read_text(path)), str(path))
     except (FileNotFoundError, ValueError):  # a display does not stop for a note that is gone again, or damaged
         return Activity()
-
-
-class Follower:
-    """The display of a run: passes on what the run does now, about twice a second and after every epoch."""
-
-    PAUSE = 0.5  # seconds
-
-    def __init__(self, training: Training, pass_on: Callable[[Activity], None]) -> None:
-        self.iterations, self.pass_on = training.iterations, pass_on
-        self.began: tuple[int, int, float] | None = None  # epoch, iteration and time of its first iteration seen
-        self.epoch_seconds: float | None = None
-        self.passed_on = 0.0
-
-    def iteration(self, epoch: int, iteration: int, loss: float, accuracy: float | None) -> None:
-        now = time.monotonic()
-        if self.began is None or self.began[0] != epoch:
-            self.began = (epoch, iteration, now)
-        elif iteration > self.began[1]:
-            self.epoch_seconds = (now - self.began[2]) / (iteration - self.began[1]) * self.iterations
-        self._pass_on(iteration / self.iterations, f"{iteration}/{self.iterations}")
-
-    def evaluating(self, split: str, done: int, total: int) -> None:
-        self._pass_on(1.0, f"{split} {done}/{total}")
-
-    def epoch(self, *_: Any) -> None:
-        self.passed_on = 0.0
-        self._pass_on(0.0, "")
-
-    def _pass_on(self, share: float, now: str) -> None:
-        if time.monotonic() - self.passed_on >= self.PAUSE:
-            self.passed_on = time.monotonic()
-            self.pass_on(Activity(share, now, self.epoch_seconds))

@@ -52,11 +52,12 @@ A1, A2, A3 = "paper, appendix A.1", "paper, appendix A.2", "paper, appendix A.3"
 CODE = "reference code of MAML++ (HowToTrainYourMAMLPytorch)"
 TORCHMETA = f"{A1}: MAML and Meta-SGD load with Torchmeta, which"
 LOADER = f"{A1}: MAML++ loads with its reference code, which"
-TABLE = (  # all options but the machine's (device, engine, threads, eval_batch) and the seed
+TABLE = (  # all options but the machine's (device, engine, threads, eval_batch, micro_batch, checkpoint) and the seed
     Row("*", {"ways": 5, "queries": 15}, f"{A1}: 5-way, 15 test examples within each task"),
     Row("*", {"val_tasks": 600, "test_tasks": 600}, f"{A1}: 600 evaluation tasks for meta-validation and meta-testing"),
     Row("*", {"filters": 48}, f"{A2}: 4 convolutional layers of 48 filters"),
     Row("*", {"adapt_norm": False}, f"{A2} takes the {CODE}: the inner loop leaves batch norm's gain and bias"),
+    Row("*", {"norm_statistics": "batch"}, f"{CODE}: batch norm normalises with the query batch, also at test"),
     Row("*", {"norm": "global"}, "paper, equation 1, read literally: one norm over all adapted weights"),
     Row("*", {"outer_lr": 1e-3}, f"{A3}: outer loop Adam with default hyperparameters"),
     Row("*", {"gradient_clamp": 0.0}, f"{A3}: no clamping is mentioned"),
@@ -69,6 +70,7 @@ TABLE = (  # all options but the machine's (device, engine, threads, eval_batch)
     Row("mini-*-5task-*", {"epochs": 250}, f"{A3}: for task batch size 5, MiniImagenet for 250 epochs"),
     Row("cub-*-1task-*", {"epochs": 5 * 150}, f"{A3}: for task batch size 1, 5 times as many epochs"),
     Row("mini-*-1task-*", {"epochs": 5 * 250}, f"{A3}: for task batch size 1, 5 times as many epochs"),
+    Row("*", {"patience": 0}, f"{A3}: the number of epochs is fixed"),
     Row("cub-*", {"dataset": "cub"}, f"{TORCHMETA} takes the shorter side to 126 and crops the centre, 84 x 84"),
     Row("mini-*", {"dataset": "mini"}, f"{TORCHMETA} resizes to 84 x 84"),
     Row("*", {"pixels": "unit"}, f"{TORCHMETA} leaves pixels from 0 to 1"),

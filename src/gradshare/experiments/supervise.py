@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, Self
 
 from gradshare.errors import TOO_LITTLE_MEMORY, UserError, out_of_memory, print_warnings_as_lines
-from gradshare.experiments.grid import Cell, Follower
+from gradshare.experiments.grid import Cell
 from gradshare.runs.build import run
+from gradshare.runs.config import Log
+from gradshare.runs.display import Follower
 from gradshare.runs.divergence import Diverged
 from gradshare.runs.locks import FolderLocked
 from gradshare.runs.workers import Interrupted, become_worker, stop_requests
@@ -148,18 +150,19 @@ class _Supervisor:
         self.screen.say(f"{cell.label}: failed: {reason}")
 
 
-def train_cell(cell: Cell, allowed: Sequence[str] = ()) -> Outcome:
+def train_cell(cell: Cell, allowed: Sequence[str] = (), log: Log | None = None) -> Outcome:
     """Train a cell, or go on with it. Never raises an error: the outcome and the cell's notes hold it.
 
     Args:
         allowed: arms of the user's own that may be imported.
+        log: where else the numbers go.
     """
     if cell.run.holder() is not None:
         return "held"
     cell.remove_notes("failure.txt", "progress.json")  # of an earlier worker
     follower = Follower(cell.config, lambda activity: cell.write("progress.json", json.dumps(asdict(activity))))
     try:
-        run(cell.config, cell.folder, resume=None, display=follower, allowed=allowed)
+        run(cell.config, cell.folder, resume=None, display=follower, allowed=allowed, log=log)
     except FolderLocked:  # since a moment ago: the notes are the other worker's
         return "held"
     except (Interrupted, Diverged) as end:
@@ -186,8 +189,8 @@ def _note_failure(cell: Cell, error: Exception) -> Outcome:
 class Local:
     """Trains cells in processes of this machine, some at a time. Those at work when the block ends are killed."""
 
-    def __init__(self, jobs: int, allowed: Sequence[str] = ()) -> None:
-        self.jobs, self.allowed = jobs, allowed
+    def __init__(self, jobs: int, allowed: Sequence[str] = (), log: Log | None = None) -> None:
+        self.jobs, self.allowed, self.log = jobs, allowed, log
         self.workers: dict[Cell, SpawnProcess] = {}
         self.asked: set[Cell] = set()
 
@@ -212,7 +215,7 @@ class Local:
 
         Ctrl-C reaches every process of the terminal. Only the parent answers it, and asks its workers to stop.
         """
-        process = multiprocessing.get_context("spawn").Process(target=_work, args=(cell, self.allowed))
+        process = multiprocessing.get_context("spawn").Process(target=_work, args=(cell, self.allowed, self.log))
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a child inherits what is ignored
         try:
             process.start()
@@ -243,12 +246,12 @@ def _words(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
-def _work(cell: Cell, allowed: Sequence[str]) -> None:
+def _work(cell: Cell, allowed: Sequence[str], log: Log | None) -> None:
     """The whole life of a worker process."""
     become_worker()
     threading.Thread(target=_stop_without_parent, daemon=True).start()
     print_warnings_as_lines()
-    outcome = train_cell(cell, allowed)
+    outcome = train_cell(cell, allowed, log)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(CODES[outcome])  # all is saved; Python takes a second of CPU time to take PyTorch apart

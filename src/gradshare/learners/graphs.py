@@ -20,6 +20,7 @@ from gradshare.learners.learner import Learner, Outcome, check_learner, check_st
 from gradshare.learners.optimisers import capturable, check_optimiser, fused_adam, optimiser_tensors
 from gradshare.learners.outer import meta_step
 from gradshare.method.episodes import Episodes
+from gradshare.method.network import NormStatistics
 from gradshare.method.rules import Tree
 from gradshare.method.state import MetaState
 
@@ -175,8 +176,8 @@ def _form(episodes: Episodes, tensors: list[Tensor]) -> Any:
 class GraphedPrediction:
     """`learner.logits` for any state, recorded for every size of batch that comes."""
 
-    def __init__(self, learner: Learner) -> None:
-        self._learner = learner
+    def __init__(self, learner: Learner, norm_statistics: NormStatistics = "batch") -> None:
+        self._learner, self._norm_statistics = learner, norm_statistics
         self._state: MetaState | None = None
         self._graphs: dict[
             Any, tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]
@@ -199,7 +200,7 @@ class GraphedPrediction:
         return logits.clone()
 
     def _record(self, state: MetaState, episodes: Episodes) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]:
-        graph, logits = record(lambda: self._learner.logits(state, episodes))
+        graph, logits = record(lambda: self._learner.logits(state, episodes, norm_statistics=self._norm_statistics))
         return graph, episodes.tensors(), logits
 
 

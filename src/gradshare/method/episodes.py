@@ -191,6 +191,9 @@ def task_key(seed: int, split: str, epoch: int = 0, iteration: int = 0) -> tuple
     return (seed, SPLITS.index(split), epoch, iteration)
 
 
+LARGE = 10_000  # images of a class above which no random number is drawn for each of them
+
+
 def choose(
     counts: NDArray[np.int64],  # [classes]: images of each class
     shape: Shape,
@@ -199,10 +202,21 @@ def choose(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:  # [tasks, ways], [tasks, ways, shots + queries]
     """Choose classes, and images within each, uniformly and without replacement."""
     generator = np.random.default_rng(key)
-    classes = generator.random((tasks, len(counts))).argsort(-1)[:, : shape.ways]
+    classes, examples = _smallest(generator.random((tasks, len(counts))), shape.ways), shape.shots + shape.queries
+    if counts.max() > LARGE:
+        own = [generator.choice(counts[each], examples, replace=False) for each in classes.ravel()]
+        return classes, np.stack(own).reshape(*classes.shape, examples)
     order = generator.random((tasks, shape.ways, counts.max()))
     order[np.arange(counts.max()) >= counts[classes][..., None]] = 2.0  # after every image that exists
-    return classes, order.argsort(-1)[..., : shape.shots + shape.queries]
+    return classes, _smallest(order, examples)
+
+
+def _smallest(values: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """Places of the `count` smallest values, in order: the beginning of `values.argsort(-1)`."""
+    if count >= values.shape[-1] or values.shape[-1] < 256:  # a short sort takes less time than what follows
+        return values.argsort(-1)[..., :count]
+    places = values.argpartition(count - 1, -1)[..., :count]
+    return np.take_along_axis(places, np.take_along_axis(values, places, -1).argsort(-1), -1)
 
 
 def episodes_from(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -22,6 +23,7 @@ from gradshare.reports.statistics import (
     spread,
     versus,
 )
+from gradshare.runs.config import NORM_STATISTICS
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,14 @@ class Comparison:
     @property
     def several_seeds(self) -> bool:
         return any(len(arm.arm.runs) > 1 for one in self.experiments for arm in one.arms)
+
+    @property
+    def norm_note(self) -> str:
+        """Whether validation and test are transductive or inductive."""
+        found = Counter(one.run.norm_statistics for one in self.runs.values())
+        if len(found) == 1:
+            return NORM_STATISTICS[next(iter(found))]
+        return " ".join(f"In {n} of {found.total()} runs: {NORM_STATISTICS[norm]}" for norm, n in sorted(found.items()))
 
     @property
     def has_original(self) -> bool:

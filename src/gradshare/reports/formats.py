@@ -51,7 +51,7 @@ def markdown(table: Table) -> str:
 def latex_page(tables: Iterable[Table]) -> str:
     """Every table as a tabular for booktabs."""
     preamble = "% needs \\usepackage{booktabs}\n"
-    return preamble + "".join(f"\n% {_one_line(table.title)}\n{latex(table)}" for table in tables)
+    return preamble + "".join(f"\n% {_one_line(f'{one.title}. {one.note}')}\n{latex(one)}" for one in tables)
 
 
 def latex(table: Table) -> str:
@@ -102,6 +102,7 @@ def _run_row(one: RunResult, experiment: ExperimentResult) -> Row:
         "name": one.run.name,
         **_setting(experiment),
         **{key: values[key] for key in ("arm", "seed", "state", "reason", "skipped", "saturated", "damage", *own)},
+        "norm_statistics": one.run.norm_statistics,
         **{
             f"test_{kind}{end}": test[kind].get(key)
             for kind in ("best", "ensemble")
@@ -185,7 +186,7 @@ def summary_text(comparison: Comparison) -> str:
 
 RUN = (
     *("arm", "reason", "skipped", "diverged_tasks", "saturated", "damage", "last_epoch", "best_epoch", "best_val"),
-    *("best_val_interval", "train_seconds", "seconds_per_epoch", "final_mean_m", "final_mean_lam"),
+    *("norm_statistics", "best_val_interval", "train_seconds", "seconds_per_epoch", "final_mean_m", "final_mean_lam"),
 )
 
 

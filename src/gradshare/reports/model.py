@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from gradshare.errors import UserError
 from gradshare.experiments.grid import Cell, failure_of, planned
 from gradshare.method.variants import VARIANTS, Variant, variant
+from gradshare.runs.config import recorded
 from gradshare.runs.divergence import saturated
 from gradshare.runs.folder import Epoch, RunFolder, Score, Status, Test, find_runs
 
 Measure = Literal["accuracy", "loss"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-MACHINE = ("device", "engine", "threads", "eval_batch", "deterministic")
+MACHINE = ("device", "engine", "threads", "eval_batch", "deterministic", "micro_batch", "checkpoint")
 """Options that do not change what is trained: repeats of an arm may differ in them, and in the seed."""
 METHODS = {
     "maml": "MAML",
@@ -71,6 +72,11 @@ class Run:
     @property
     def arm(self) -> str:
         return self.variant.name
+
+    @property
+    def norm_statistics(self) -> str:
+        """Of batch norm in validation and test: batch or support. Older runs do not say, and are all batch."""
+        return str(self.options.get("norm_statistics", "batch"))
 
     @property
     def marks(self) -> list[str]:
@@ -169,7 +175,8 @@ def read_run(folder: RunFolder) -> Run:
     """Read one run folder; a file that cannot be read raises a UserError that names it."""
     options, lines, timings, summary = folder.options(), folder.epochs(), folder.timings(), folder.summary()
     row = variant_of(options.get("arm") or folder.path.resolve().name)
-    measure: Measure = "loss" if lines and all(line.val_accuracy is None for line in lines) else "accuracy"
+    no_accuracy = all(line.val_accuracy is None and line.train_accuracy is None for line in lines)
+    measure: Measure = "loss" if lines and no_accuracy else "accuracy"
     return Run(
         name=row.name,
         variant=row,
@@ -212,7 +219,7 @@ def _status(folder: RunFolder) -> dict[str, Any]:
 
 def _not_begun(cell: Cell, begun: dict[str, Any]) -> Run:
     """A planned cell as a run without epochs; options that it leaves to the machine are those of a run that began."""
-    options = asdict(cell.config)
+    options = recorded(asdict(cell.config))
     decided = {key: begun[key] for key, value in options.items() if value == "auto" and key in begun}
     row = variant_of(cell.config.arm)
     return Run(row.name, row, cell.folder, {**options, **decided}, **_status(cell.run))

@@ -60,6 +60,7 @@ def report_page(comparison: Comparison, command: str) -> str:
         place_of_arm=_place_of_arm,
         reasons={run.name: _reason(run) for run in runs if _reason(run)},
         settings=settings(runs),
+        norm_note=comparison.norm_note,
         test_tasks=sorted({run.test.tasks for run in runs if run.test}),
         command=command,
         training=[line for line in map(training_command, runs) if line],

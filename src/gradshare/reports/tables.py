@@ -39,9 +39,9 @@ VERDICT_NOTE = (
 TASKS_NOTE = "± of one run is a 95 % interval over tasks, which does not cover what another seed would change."
 SEEDS_NOTE = "± of several seeds is a 95 % interval over the seeds that are done (Student's t), wide for few."
 PAPER_NOTE = (
-    "The paper's ± is the 95 % interval that it prints; ours is over tasks for one seed, over seeds for several. Batch"
-    " norm is transductive here, as in the reference codes. Of several configurations of an arm, the one with the most"
-    " seeds. Intervals that overlap do not show that figures are equal."
+    "The paper's ± is the 95 % interval that it prints; ours is over tasks for one seed, over seeds for several. Of"
+    " several configurations of an arm, the one with the most seeds. Intervals that overlap do not show that figures"
+    " are equal. The reference codes are transductive."
 )
 CLOCK = "Seconds are clock times: they also depend on what else the machine did."
 
@@ -76,7 +76,7 @@ def verdict_table(comparison: Comparison) -> Table:
 
     seeds = [SEEDS_NOTE] if comparison.several_seeds else []
     verdicts = [VERDICT_NOTE.format(unit=_unit(measure))] if original else []
-    return _by_arm("Verdicts", list(columns), comparison, cells, [*verdicts, TASKS_NOTE, *seeds])
+    return _by_arm("Verdicts", list(columns), comparison, cells, [*verdicts, TASKS_NOTE, *seeds, comparison.norm_note])
 
 
 def _best_cell(one: ArmResult, measure: Measure) -> Cell:

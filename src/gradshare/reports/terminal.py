@@ -96,4 +96,4 @@ def _caption(comparison: Comparison) -> str:
     if comparison.has_original:
         unit = "accuracy points" if comparison.measure == "accuracy" else "units of the loss"
         lines.append(f"Original, best control: the verdict against it, and the mean difference in {unit}.")
-    return " ".join([*lines, TASKS_NOTE, *([SEEDS_NOTE] if comparison.several_seeds else [])])
+    return " ".join([*lines, TASKS_NOTE, *([SEEDS_NOTE] if comparison.several_seeds else []), comparison.norm_note])

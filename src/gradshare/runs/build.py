@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gradshare.data.dataset import Dataset, load_dataset
-from gradshare.engine.choose import Choice, apply, choose
+from gradshare.engine.choose import Choice, apply, check_memory, choose
 from gradshare.engine.networks import Conv4
 from gradshare.engine.processes import ALONE, Group
 from gradshare.errors import UserError
 from gradshare.learners import algorithms
 from gradshare.learners.learner import Learner
+from gradshare.method.episodes import Shape
 from gradshare.method.variants import first_link
-from gradshare.runs.config import TRAINING, RunConfig
+from gradshare.runs.config import TRAINING, Log, RunConfig, recorded
 from gradshare.runs.display import Display
 from gradshare.runs.folder import merge_with_saved
+from gradshare.runs.trackers import trackers_for
 from gradshare.runs.train import Trained, train
 
 METHODS: dict[str, Callable[..., Learner]] = {
@@ -65,22 +70,47 @@ def choice_for(config: RunConfig, group: Group = ALONE) -> Choice:
     return choose(*asked, processes=group.size, local_processes=group.local_size, no_kernels=no_kernels)
 
 
+def check_memory_for(config: RunConfig, image: tuple[int, int, int], device: str, processes: int = 1) -> None:
+    """Raise an error for a run that is too large for the memory, before anything of that size is allocated.
+
+    Counted is what every run keeps at the same time: the images of a batch, and the adapted weights of each task after
+    each inner step.
+    """
+    with torch.device("meta"):  # shapes alone
+        network = Conv4(config.ways, config.filters, image)
+    adapted = [network.head] if config.method == "anil" else [*network.convs, network.head]
+    weights = sum(weight.numel() for layer in adapted for weight in layer.parameters())
+    batch = max(config.tasks, min(config.eval_batch, max(config.val_tasks, config.test_tasks)))
+    images = batch * config.ways * (config.shots + config.queries) * math.prod(image)
+    check_memory(images + config.tasks * config.steps * weights // processes, device)
+
+
 def run(
     config: RunConfig,
     folder: Path,
     resume: bool | None,
-    display: Display,
+    display: Display | bool | None,
     dataset: Dataset | None = None,
     group: Group = ALONE,
     allowed: Container[str] = (),
+    log: Log | None = None,
 ) -> Trained:
-    """Train what a configuration describes; `resume` as `train` has it, `allowed` as `build_learner` has it."""
+    """Train what a configuration describes.
+
+    Args:
+        resume, display, group: as `train` has them.
+        allowed: as `build_learner` has it.
+        log: where else the numbers go.
+    """
+    trackers = trackers_for(log, folder)
     config = config if resume is False else merge_with_saved(config, folder, longer=True)
     # Several processes may resume a run that one process started with a CUDA graph, which they cannot use.
     choice = choice_for(replace(config, engine="auto") if resume and group.size > 1 else config, group)
     apply(choice)
     options = _recorded(config, choice)
-    data = (dataset or load_dataset(config.dataset, config.pixels)).to(choice.device)
+    data = dataset or load_dataset(config.dataset, config.pixels)
+    data.check("train", Shape(config.ways, config.shots, config.queries))  # before a network of so many ways is built
+    check_memory_for(config, data.image, choice.device, group.size)
     return train(
         build_learner(config, data.image, allowed),
         data,
@@ -92,6 +122,7 @@ def run(
         engine=choice.engine,
         precision=choice.precision,
         group=group,
+        trackers=trackers,
         **{name: value for name, value in options.items() if name in TRAINING},
     )
 
@@ -100,7 +131,4 @@ def _recorded(config: RunConfig, choice: Choice) -> dict[str, Any]:
     """The options for config.json, with the choice in place of what was left open."""
     names = [name for name in ("device", "engine", "precision") if getattr(config, name) == "auto"]
     chosen = {name: getattr(choice, name) for name in names}
-    options = {**asdict(config), **chosen, "threads": config.threads or choice.threads}
-    if not config.deterministic:
-        del options["deterministic"]  # runs from before there was this option lack it, and can be resumed
-    return options
+    return recorded({**asdict(config), **chosen, "threads": config.threads or choice.threads})

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from gradshare.errors import MOST, MOST_SEED, MOST_THREADS, UserError, check_range, short_repr
 from gradshare.files import add_checksum, verify_checksum, written_by_newer
+from gradshare.learners.fingerprint import BUILT_IN
 from gradshare.method.variants import variant
 
+Log = Literal["tensorboard"]  # where else the numbers of a run go: `gradshare.runs.trackers`
 Method = Literal["maml", "metasgd", "mamlpp", "fomaml", "anil"]
 VERSION = 1
+
+
+NORM_STATISTICS = {
+    "batch": "Evaluation is transductive: batch norm, if the network has it, uses the statistics of the query batch.",
+    "support": "Evaluation is inductive: batch norm, if the network has it, uses the statistics of the support set.",
+}
+"""What reports and model cards say about the option `norm_statistics`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,19 +48,30 @@ class Training:
     iterations: int = 100
     """Meta-iterations in an epoch."""
     val_tasks: int = 600
-    """Validation tasks after each epoch, always the same."""
+    """Validation tasks after each epoch, always the same; 0: no validation, and the last epoch is the best one."""
     test_tasks: int = 600
     """Test tasks at the end; 0: no test."""
     eval_batch: int = 25
     """Tasks evaluated at a time."""
     seed: int = 0
     """Determines the initial weights and the tasks: two methods with one seed see the same tasks."""
+    patience: int = 0
+    """End the run when validation has not improved for so many epochs; 0: train all epochs."""
+    norm_statistics: Literal["batch", "support"] = "batch"
+    """Batch norm in validation and test: statistics of the query batch (transductive), or of the support set."""
+    micro_batch: int | None = None
+    """Tasks that are differentiated at a time: less memory, more time, the same gradients. By default all."""
+    checkpoint: bool = False
+    """Recompute inner steps in the backward pass instead of keeping them: less memory, more time, same gradients."""
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
             _check(name, kind, getattr(self, name))
-        if self.test_tasks == 1:
-            raise UserError("test_tasks is 1; an interval over tasks needs at least 2, and 0 means no test")
+        for name, what in (("val_tasks", "validation"), ("test_tasks", "test")):
+            if getattr(self, name) == 1:
+                raise UserError(f"{name} is 1; an interval over tasks needs at least 2, and 0 means no {what}")
+        if self.patience and not self.val_tasks:
+            raise UserError(f"patience is {self.patience}, and val_tasks is 0: patience needs validation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +111,7 @@ class RunConfig(Training):
     precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
     """float32: PyTorch's operations; tf32, bf16: our GPU kernels; auto is tf32 if they support the run."""
     threads: int = 0
-    """CPU threads; 0: one for each core that the process may use."""
+    """CPU threads; 0: as OMP_NUM_THREADS says, else one for each core that the process may use."""
     deterministic: bool = False
     """The same bits in every run on a GPU too, by slower algorithms of PyTorch; on a CPU it is always so."""
 
@@ -111,16 +132,17 @@ class RunConfig(Training):
 
 LOWEST = {
     "ways": 2,
-    "val_tasks": 2,
+    "val_tasks": 0,
     "gradient_clamp": 0,
     "test_tasks": 0,
     "seed": 0,
+    "patience": 0,
     "threads": 0,
     "multi_step_epochs": 0,
     "first_order_epochs": 0,
     "final_outer_rate": 0,
 }  # of every other whole number: 1
-HIGHEST = {"seed": MOST_SEED, "threads": MOST_THREADS}  # of every other number: MOST
+HIGHEST = {"seed": MOST_SEED, "threads": MOST_THREADS, "iterations": 1_000_000}  # of every other number: MOST
 ABOVE_ZERO = ("outer_lr", "inner_lr")
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
@@ -158,6 +180,11 @@ def original_rate(arm: str, inner_lr: float) -> float:
     return inner_lr / variant(arm).rate
 
 
+def recorded(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as config.json holds them: without those that older versions lack, where they have their default."""
+    return {name: value for name, value in options.items() if name not in LATER or value != LATER[name]}
+
+
 def options_text(options: dict[str, Any]) -> str:
     """The content of config.json."""
     return json.dumps(add_checksum({"version": VERSION, **options}), indent=2) + "\n"
@@ -165,6 +192,12 @@ def options_text(options: dict[str, Any]) -> str:
 
 TRAINING = frozenset(field.name for field in fields(Training))
 RUN = frozenset(field.name for field in fields(RunConfig)) - TRAINING
+LATER = {
+    name: getattr(RunConfig, name)
+    for name in ("deterministic", "patience", "norm_statistics", "micro_batch", "checkpoint")
+}
+"""Options that the first version did not have, with their defaults. config.json holds only those that differ from
+them, so the runs of older versions, which lack them, can be resumed."""
 Options = TypeVar("Options", bound=Training)
 
 
@@ -197,9 +230,25 @@ def _build(kind: type[Options], options: dict[str, Any], path: Path) -> Options:
         raise UserError(f"{path} is damaged: {error}") from None
 
 
+MAY_GROW = ("epochs", "patience")
+FINGERPRINT = "fingerprint"  # the entry of config.json that describes the learner of a run from Python
+NAMED = 3  # differences of fingerprints that an error names
+
+
 def identity(options: dict[str, Any]) -> str:
-    """A digest that differs between runs: of all options but the number of epochs, which may grow."""
-    return str(add_checksum({name: value for name, value in options.items() if name != "epochs"})["sha256"])
+    """A digest that differs between runs: of all options but those that may grow, and what older runs do not have."""
+    left_out = (*MAY_GROW, FINGERPRINT)
+    return str(add_checksum({name: value for name, value in options.items() if name not in left_out})["sha256"])
+
+
+def grows(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """The options by which a run is to train longer than it has.
+
+    Example:
+        >>> grows({"epochs": 20, "patience": 3}, {"epochs": 30, "patience": 5}), grows({"epochs": 20}, {"epochs": 10})
+        (['epochs', 'patience'], [])
+    """
+    return [name for name in MAY_GROW if wanted.get(name, 0) > stored.get(name, 0) > 0]  # a patience of 0 is none
 
 
 def check_same_options(
@@ -208,25 +257,60 @@ def check_same_options(
     """Raise an error unless the run in a folder has the wanted options.
 
     Args:
-        longer: whether more epochs may be wanted than the run has.
+        longer: whether more epochs, or more patience, may be wanted than the run has.
         rate_falls: whether the outer rate falls over the epochs; a run with more of them is another run then.
     """
-    for name in sorted(stored.keys() | wanted.keys()):
-        has, want = stored.get(name), wanted.get(name)
-        if has == want:
-            continue
-        more = name == "epochs" and longer and has is not None and want is not None and want > has
-        if not more:
+    more = grows(stored, wanted) if longer else []
+    for name in sorted((stored.keys() | wanted.keys()) - {FINGERPRINT}):
+        has, want = (options.get(name, LATER.get(name)) for options in (stored, wanted))
+        if has != want and name not in more:
             raise UserError(
                 f"the run in {folder} has {name} = {has!r}, not {want!r}: give the same options"
-                + (" (epochs may be more)" if name == "epochs" and longer else "")
+                + (f" ({name} may be more)" if name in MAY_GROW and longer else "")
                 + ", or choose another folder"
             )
-        if rate_falls:
-            raise UserError(
-                f"the outer rate of the run in {folder} falls over its {has} epochs, so a run of {want} is another one:"
-                " choose another folder"
-            )
+    if "epochs" in more and rate_falls:
+        raise UserError(
+            f"the outer rate of the run in {folder} falls over its {stored['epochs']} epochs, so a run of"
+            f" {wanted['epochs']} is another one: choose another folder"
+        )
+
+
+def check_same_learner(folder: Path, stored: Any, wanted: Any) -> None:
+    """Raise an error that says what differs, if a run is resumed with another learner than it was trained with.
+
+    A run of an older version has no fingerprint; it was trained with the built-in Adam.
+    """
+    if not isinstance(wanted, dict):
+        return
+    has = stored if isinstance(stored, dict) else {"optimiser": BUILT_IN, "schedule": None}
+    found = list(islice(_differences(has, wanted), NAMED + 1))
+    if found:
+        more = ", and more" if len(found) > NAMED else ""
+        raise UserError(
+            f"the run in {folder} was trained with another learner: {'; '.join(found[:NAMED])}{more}."
+            " Give the same learner, or choose another folder"
+        )
+
+
+def _differences(has: dict[str, Any], want: dict[str, Any]) -> Iterator[str]:
+    for name in has:
+        one, other = has[name], want.get(name)
+        if name == "schedule" and one and other:  # a run may become longer
+            one, other = one[: len(other)], other[: len(one)]
+        if one == other:
+            continue
+        if isinstance(one, dict) and isinstance(other, dict):
+            for key in [*one, *(key for key in other if key not in one)]:
+                if one.get(key) != other.get(key):
+                    yield f"{key} {one.get(key, 'absent')}, not {other.get(key, 'absent')}"
+        else:
+            yield f"{name} {_shown(one)}, not {_shown(other)}"
+
+
+def _shown(value: Any) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= 120 else short_repr(value, 120)
 
 
 def check_further_entries(about: Any) -> dict[str, Any]:
@@ -238,9 +322,9 @@ def check_further_entries(about: Any) -> dict[str, Any]:
         return {}
     if not isinstance(about, Mapping) or not all(isinstance(name, str) for name in about):
         raise UserError(f"about is a dict with names for its keys, not {short_repr(about)}")
-    if taken := set(about) & {*TRAINING, "version", "sha256"}:
+    if taken := set(about) & {*TRAINING, FINGERPRINT, "version", "sha256"}:
         raise UserError(f"about has {', '.join(sorted(taken))}, which config.json has already: choose other names")
-    if "method" in about and {*about, "deterministic"} != RUN:
+    if "method" in about and {*about} | (RUN & LATER.keys()) != RUN:
         raise UserError("about has method, which config.json has for models of the command line: choose another name")
     for name, value in about.items():
         try:

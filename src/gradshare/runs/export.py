@@ -10,7 +10,8 @@ import json
 import os
 import shutil
 from collections.abc import Container, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from gradshare import __version__
 from gradshare.data.dataset import Dataset, load_dataset
+from gradshare.engine.choose import Choice
 from gradshare.errors import UserError, check_range, path_of, printable
 from gradshare.files import (
     NEW,
@@ -36,11 +38,13 @@ from gradshare.files import (
     written_by_newer,
 )
 from gradshare.learners.learner import Learner, check_learner, check_state
+from gradshare.method.episodes import TaskSource
+from gradshare.method.network import NormStatistics
 from gradshare.method.state import MetaState, check_fit
 from gradshare.method.variants import VARIANTS
-from gradshare.runs.build import build_learner
-from gradshare.runs.config import RunConfig
-from gradshare.runs.evaluate import Evaluation
+from gradshare.runs.build import build_learner, choice_for
+from gradshare.runs.config import NORM_STATISTICS, TRAINING, RunConfig, Training, recorded
+from gradshare.runs.evaluate import Evaluable, Evaluation, Parts
 from gradshare.runs.folder import RunFolder, best_epochs
 from gradshare.runs.records import Epoch
 from gradshare.runs.train import STATE, load_state
@@ -54,12 +58,17 @@ PIXELS = {"unit": "from 0 to 1", "imagenet": "from 0 to 1, then normalised by Im
 
 
 @dataclass(frozen=True)
-class SavedRun:
-    """A run folder, finished or not, opened for use."""
+class SavedRun(Evaluable):
+    """A run folder, finished or not, opened for use. `gs.evaluate(run)` evaluates its best epoch."""
 
     folder: Path
     config: dict[str, Any]
     epochs: tuple[Epoch, ...]
+    own_learner: Learner | None = None  # for a run from Python, as `load_run` got it
+    own_dataset: TaskSource | None = None
+
+    def __repr__(self) -> str:
+        return f"SavedRun({str(self.folder)!r}, {len(self.epochs)} of {self.config['epochs']} epochs)"
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -72,32 +81,89 @@ class SavedRun:
         return best_epochs(self.epochs)
 
     @property
+    def norm_statistics(self) -> NormStatistics:
+        """Of batch norm in validation and test."""
+        return self.config.get("norm_statistics", Training.norm_statistics)
+
+    @property
     def run_config(self) -> RunConfig:
         """The options, if the command line started the run."""
         config = RunFolder(self.folder).config()
         if config is None:
-            raise UserError(f"the model of the run in {self.folder} is your own: build its learner in code")
+            raise UserError(
+                f"the run in {self.folder} was started from Python, with a learner of its own: in Python,"
+                f" gs.evaluate(gs.load_run({str(self.folder)!r}, learner, dataset)) tests it"
+            )
         return config
 
-    def dataset(self) -> Dataset:
-        """The data set, if the command line started the run."""
+    def dataset(self) -> Any:
+        """The data set: as `load_run` got it, or that of a run of the command line."""
+        if self.own_dataset is not None:
+            return self.own_dataset
         return load_dataset(self.run_config.dataset, self.run_config.pixels)
 
-    def learner(self, allowed: Container[str] = ()) -> Learner:
-        """The learner, if the command line started the run.
+    def learner(self, allowed: Container[str] = (), image: tuple[int, int, int] | None = None) -> Learner:
+        """The learner: as `load_run` got it, or that of a run of the command line.
 
         Args:
             allowed: arms of your own, `package.module:Class`, that may be imported. What config.json names is never
                 imported otherwise.
+            image: channels, height and width of the images; None: as those of the run's data set.
         """
-        return build_learner(self.run_config, self.dataset().image, allowed)
+        if self.own_learner is not None:
+            return self.own_learner
+        return build_learner(self.run_config, image or self.dataset().image, allowed)
 
     def state(self, epoch: int | None = None) -> MetaState:
-        """The state after an epoch; None is the best one."""
+        """The state after an epoch, read from its checkpoint; None is the best one."""
         if not self.epochs:
             raise UserError(f"the run in {self.folder} has not finished an epoch yet")
         tensors = RunFolder(self.folder).load_epoch(self.best_epochs[0] if epoch is None else epoch)
         return MetaState.of({name: tensor for name, tensor in tensors.items() if name.startswith(STATE)})
+
+    @cached_property
+    def best(self) -> MetaState:
+        """The state after the best epoch by validation; without validation, after the last one."""
+        return self.state()
+
+    @cached_property
+    def last(self) -> MetaState:
+        """The state after the last epoch."""
+        return self.state(self.epochs[-1].epoch if self.epochs else None)
+
+    @cached_property
+    def choice(self) -> Choice:
+        """Where to evaluate a run of the command line: as it was trained; on the CPU if there is no GPU here."""
+        config = self.run_config
+        if config.device == "cuda" and not torch.cuda.is_available():
+            config = replace(config, device="cpu", engine="auto", precision="float32", threads=0)
+        return choice_for(config)
+
+    def parts(self, dataset: TaskSource | None = None, allowed: Container[str] = ()) -> Parts:
+        """What the run is evaluated with.
+
+        Args:
+            dataset: other data than its own; the network must fit its images.
+            allowed: as `learner` has it.
+        """
+        training = Training(**{name: self.config[name] for name in TRAINING & self.config.keys()})
+        source = self.dataset() if dataset is None else dataset
+        if self.own_learner is not None:
+            return Parts(self.own_learner, source, training)
+        device = self.choice.device
+        learner = self.learner(allowed, source.image if isinstance(source, Dataset) else None)
+        try:
+            check_fit(learner.init().tensors(), self.best.tensors())
+        except UserError as error:
+            if dataset is None or not isinstance(source, Dataset):
+                raise
+            size = " x ".join(map(str, source.image))
+            raise UserError(
+                f"{source.name} has images of {size} (channels, height, width), which do not fit the network of the"
+                f" run in {self.folder}: {error}"
+            ) from None
+        source = source.to(device) if isinstance(source, Dataset) else source
+        return Parts(learner.to(device, self.choice.precision), source, training)
 
     def save_pretrained(self, folder: str | Path, epoch: int | None = None, license: str = "unknown") -> Path:
         """Write the state after an epoch, None for the best one, as a folder to share; see `gs.from_pretrained`.
@@ -111,20 +177,21 @@ class SavedRun:
         after = f"The state after epoch {epoch} of {self.config['epochs']}, meta-trained with gradshare."
         if "method" not in self.config:
             about = ["A model that learns a task from a few examples.", after]
-            return write_model(Path(folder), None, state, Card(license, "", about, self._results(epoch), self.config))
-        config, dataset = self.run_config, self.dataset()
+            card = Card(license, "", about, self._results(epoch), self.config, self.norm_statistics)
+            return write_model(Path(folder), None, state, card)
+        config = self.run_config
+        dataset = load_dataset(config.dataset, config.pixels)
         if config.arm in VARIANTS:  # an arm of the user's own is not imported, so its state cannot be compared
             check_fit(build_learner(config, dataset.image).init().tensors(), state.tensors())
-        options = {name: value for name, value in asdict(config).items() if name not in OF_THE_MACHINE}
+        options = {name: value for name, value in recorded(asdict(config)).items() if name not in OF_THE_MACHINE}
         options["dataset"] = dataset.name  # its path is of no use to others
         channels, height, width = dataset.image
         about = [
             f"A Conv-4 of {config.filters} filters that learns a {config.ways}-way {config.shots}-shot task from its"
             f" support images. Method: {config.method}; arm: {config.arm}. {after}",
             f"Images: {channels} x {height} x {width}, pixels {PIXELS[config.pixels]}.",
-            "Batch norm normalises with the current batch (transductive), also at test.",
         ]
-        card = Card(license, dataset.name, about, self._results(epoch), options)
+        card = Card(license, dataset.name, about, self._results(epoch), options, config.norm_statistics)
         return write_model(Path(folder), {"options": options, "image": list(dataset.image)}, state, card)
 
     def _results(self, epoch: int) -> list[Result]:
@@ -140,16 +207,24 @@ class SavedRun:
         return results
 
 
-def load_run(folder: str | Path) -> SavedRun:
+def load_run(folder: str | Path, learner: Learner | None = None, dataset: TaskSource | None = None) -> SavedRun:
     """Open a run folder.
 
-    Then `run.learner()` and `run.state()` adapt and predict as in training, and `run.save_pretrained(folder)` writes
-    the model as a folder to share. A warning names a damaged newest checkpoint, and the one before it is used.
+    Then `gs.evaluate(run)` tests it, `run.best` and `run.last` are its states, `run.learner()` adapts and predicts as
+    in training, and `run.save_pretrained(folder)` writes the model as a folder to share. A warning names a damaged
+    newest checkpoint, and the one before it is used.
+
+    Args:
+        learner: for a run that was started from Python, the learner as it was trained. Runs of the command line need
+            none.
+        dataset: the same for its data.
     """
+    if learner is not None:
+        check_learner(learner)
     run = RunFolder(path_of(folder))
     run.config()  # raises an error for options that this version does not know
     newest = run.newest()
-    return SavedRun(run.path, run.options(), newest[0].metrics if newest else ())
+    return SavedRun(run.path, run.options(), newest[0].metrics if newest else (), learner, dataset)
 
 
 def save_pretrained(
@@ -183,10 +258,11 @@ def save_pretrained(
     check_state(state)
     check_fit(learner.init().tensors(), state.tensors(), "the state")
     about = ["A model that learns a task from a few examples, meta-trained with gradshare."]
-    results = []
+    card = Card(license, dataset, about, [])
     if result is not None:
         results = [Result("test", len(result.losses), result.accuracy, result.loss, result.interval)]
-    return write_model(path_of(folder), None, state, Card(license, dataset, about, results))
+        card = replace(card, results=results, norm_statistics=result.norm_statistics)
+    return write_model(path_of(folder), None, state, card)
 
 
 def write_model(folder: Path, model: dict[str, Any] | None, state: MetaState, card: Card) -> Path:
@@ -303,7 +379,7 @@ USAGE = """import gradshare as gs
 
 learner, state = gs.from_pretrained({arguments})
 fast = learner.adapt(state, support_x, support_y)  # [tasks, examples, ...], [tasks, examples]
-outputs = learner.predict(fast, query_x)  # [tasks, examples, ...]
+outputs = learner.predict(fast, query_x{norm})  # [tasks, examples, ...]
 """
 INTERVAL = "± is a 95 % interval over tasks for one training run. It says nothing about another seed."
 NO_CODE = (
@@ -346,6 +422,7 @@ class Card:
     about: list[str]  # sentences
     results: list[Result]
     options: dict[str, Any] = field(default_factory=dict)
+    norm_statistics: NormStatistics = "batch"  # of batch norm, in the results
 
     def text(self, name: str, own: bool) -> str:
         """The whole README.md.
@@ -353,10 +430,11 @@ class Card:
         Args:
             own: whether the module is the author's own, and so not described by the folder.
         """
-        usage = USAGE.format(arguments='"FOLDER", learner' if own else '"FOLDER"')
+        norm = "" if self.norm_statistics == "batch" else f', norm_statistics="{self.norm_statistics}"'
+        usage = USAGE.format(arguments='"FOLDER", learner' if own else '"FOLDER"', norm=norm)
         parts = [
             f"# {_plain(name)}",
-            "\n".join(self.about),
+            "\n".join([*self.about, NORM_STATISTICS[self.norm_statistics]]),
             f"Data: {_code(self.dataset) if self.dataset else 'not known'}.",
             *([_table(["split", "", "mean", "tasks"], map(_row, self.results)), INTERVAL] if self.results else []),
             f"```python\n{usage}```",

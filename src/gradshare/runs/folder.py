@@ -38,8 +38,11 @@ from gradshare.files import (
 )
 from gradshare.runs import checkpoints, locks
 from gradshare.runs.config import (
+    FINGERPRINT,
     RunConfig,
+    check_same_learner,
     check_same_options,
+    grows,
     identity,
     options_text,
     parse_config,
@@ -189,16 +192,18 @@ class RunFolder:
         Args:
             resume: True: there must be a run; False: there must be none; None: either.
             check: raises an error for options that cannot be trained; called before a new run is written.
-            rate_falls: as `check_same_options` has it. More epochs than the run has are allowed; `extend_epochs` then
-                writes the new number.
+            rate_falls: as `check_same_options` has it. Options that make the run longer are allowed; `extend` then
+                writes them.
         """
         if self.exists() and resume is False:
-            raise UserError(f"{self.path} already holds a run: resume it (train --resume), or choose another folder")
+            raise UserError(f"{self.path} already holds a run: resume it (resume=True), or choose another folder")
         if not self.exists() and not resume:
             self._start(options, check)
             return None
         wanted = json.loads(json.dumps(options, default=str))
-        check_same_options(self.path, self.options(), wanted, longer=True, rate_falls=rate_falls)
+        stored = self.options()
+        check_same_options(self.path, stored, wanted, longer=True, rate_falls=rate_falls)
+        check_same_learner(self.path, stored.get(FINGERPRINT), wanted.get(FINGERPRINT))
         with writing(self.path):
             checkpoints.recover(self.checkpoint_folder)
         found = self.newest()
@@ -240,12 +245,12 @@ class RunFolder:
                 f" {self.path / NOTE} to resume it anyway, from {found.checkpoint}"
             )
 
-    def extend_epochs(self, options: dict[str, Any]) -> None:
-        """Write the new number of epochs, if it differs.
+    def extend(self, options: dict[str, Any]) -> None:
+        """Write the options of a run that is to become longer.
 
-        The result goes first: a process killed in between leaves an unfinished run with the old number of epochs.
+        The result goes first: a process killed in between leaves an unfinished run with the old options.
         """
-        if self.options()["epochs"] == options["epochs"]:
+        if not grows(self.options(), options):
             return
         with writing(self.path):
             for name in (DONE, SUMMARY):
@@ -253,8 +258,8 @@ class RunFolder:
                 sync(self.path)
         write_whole(self.path / CONFIG, options_text(options))
 
-    def roll_back_to(self, progress: Progress, epochs: int) -> None:
-        """Make all files agree with the checkpoint that the run continues from; `epochs` is how many it is to have."""
+    def roll_back_to(self, progress: Progress, over: bool) -> None:
+        """Make all files agree with the checkpoint that the run continues from; `over`: no epoch is left to train."""
         with writing(self.path):
             checkpoints.set_aside(self.checkpoint_folder, progress)
             checkpoints.prune(self.checkpoint_folder, best_epochs(progress.metrics))
@@ -262,15 +267,23 @@ class RunFolder:
                 left.unlink()
             self._write_lines(progress)
             damage = self.damage()
-            if self.done and (damage or progress.epoch < epochs):
+            if self.done and (damage or not over):
                 (self.path / DONE).unlink()
-        if damage and progress.epoch == epochs:
+        if damage and over:
             _warn(f"the run in {self.path} is damaged: {damage}; it is tested again")
-        if not self.done:
-            self._warn_of_lost(best_epochs(progress.metrics))
+        self._warn_of_lost(best_epochs(progress.metrics))
 
     def _warn_of_lost(self, epochs: list[int]) -> None:
-        """Name the best epochs that have no checkpoint any more, while there is time to restore it."""
+        """Name what is gone of the best epochs, best first, while it can be restored.
+
+        The test needs all of them. A finished run keeps the best one for use.
+        """
+        if self.done:
+            try:
+                self.load_epoch(epochs[0])
+            except UserError as error:
+                _warn(f"{error}; the result of the run stands")
+            return
         lost = [epoch for epoch in sorted(epochs) if not checkpoints.of_epoch(self.checkpoint_folder, epoch).exists()]
         if lost:
             _warn(
@@ -281,9 +294,13 @@ class RunFolder:
 
     def save(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
         """Write a checkpoint."""
-        if not self.exists():
-            raise UserError(f"{self.path} was moved or deleted while its run trained: resume the run where it is now")
+        self._check_still_here(progress.run)
         checkpoints.save(self.checkpoint_folder, progress, tensors)
+
+    def _check_still_here(self, run: str) -> None:
+        """Raise an error if the folder was moved or deleted; also if another run was started in its place."""
+        if not self.exists() or identity(self.options()) != run:
+            raise UserError(f"{self.path} was moved or deleted while its run trained: resume the run where it is now")
 
     def write_epoch(self, progress: Progress) -> None:
         """Bring the other files up to date with the checkpoint of an epoch that was just saved."""
@@ -300,8 +317,9 @@ class RunFolder:
         """Note why the run is stopped."""
         write_whole(self.path / NOTE, json.dumps(asdict(found), indent=2, allow_nan=False) + "\n")
 
-    def finish(self, summary: Summary) -> None:
-        """Write the result."""
+    def finish(self, summary: Summary, run: str) -> None:
+        """Write the result of a run, by its `config.identity`."""
+        self._check_still_here(run)
         write_whole(self.path / SUMMARY, json.dumps(summary.as_json(), indent=2, allow_nan=False) + "\n")
         write_whole(self.path / DONE, self._checksums())
 

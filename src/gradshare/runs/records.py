@@ -14,7 +14,11 @@ ENSEMBLE = 5  # the best epochs whose checkpoints are kept; together they are th
 
 @dataclass(frozen=True)
 class Epoch:
-    """A line of metrics.jsonl. Accuracies are None for regression; losses are None if no task has a finite one."""
+    """A line of metrics.jsonl.
+
+    Accuracies are None for regression; losses are None if no task has a finite one; of a run without validation,
+    everything of it is None.
+    """
 
     epoch: int  # from 1
     train_loss: float | None = None
@@ -32,12 +36,17 @@ class Epoch:
         """`line["val_accuracy"]`: displays of users got a dict before version 0.2."""
         return vars(self)[name]
 
+    @property
+    def validated(self) -> bool:
+        """Whether there was a validation."""
+        return self.val_accuracy is not None or self.val_loss is not None or self.val_diverged > 0
+
     def as_json(self) -> dict[str, Any]:
         """The line as a JSON object, with lists."""
         found = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
         if self.agreement is None:
             del found["agreement"]
-        return found
+        return found if self.validated else {name: one for name, one in found.items() if not name.startswith("val_")}
 
 
 @dataclass(frozen=True)
@@ -98,6 +107,7 @@ class Summary:
     best_val_accuracy: float | None = None
     best_val_loss: float | None = None  # for regression
     test: Test | None = None
+    ended: str | None = None  # why before its last epoch; None if it trained all
 
     def as_json(self) -> dict[str, Any]:
         """As the file has it: the best validation by the measure of the run; `epoch` of one, `epochs` of several."""
@@ -108,7 +118,7 @@ class Summary:
             (epoch,), epochs = best.pop("epochs"), list(ensemble.pop("epochs"))
             scores = {"best": {"epoch": epoch, **best}, "ensemble": {"epochs": epochs, **ensemble}}
             found["test"] = {"tasks": self.test.tasks, **scores}
-        return found
+        return found if self.ended is None else {**found, "ended": self.ended}
 
 
 @dataclass(frozen=True)
@@ -129,7 +139,8 @@ class Divergence:
 def best_epochs(epochs: Sequence[Epoch], count: int = ENSEMBLE) -> list[int]:
     """The epochs with the best validation, best first; of two equal ones the earlier first.
 
-    By accuracy; for regression by loss, with epochs in which fewer tasks diverged before all others.
+    By accuracy; for regression by loss, with epochs in which fewer tasks diverged before all others. Without validation
+    the later first.
     """
 
     def rank(line: Epoch) -> tuple[float, float]:
@@ -137,4 +148,11 @@ def best_epochs(epochs: Sequence[Epoch], count: int = ENSEMBLE) -> list[int]:
             return 0, -line.val_accuracy
         return line.val_diverged, math.inf if line.val_loss is None else line.val_loss
 
+    if not any(line.validated for line in epochs):
+        return [line.epoch for line in reversed(epochs)][:count]
     return [line.epoch for line in sorted(epochs, key=rank)[:count]]
+
+
+def out_of_patience(epochs: Sequence[Epoch], patience: int) -> bool:
+    """Whether validation has not improved for so many epochs; never for a patience of 0."""
+    return bool(patience and epochs) and len(epochs) - best_epochs(epochs, 1)[0] >= patience

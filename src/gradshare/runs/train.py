@@ -8,45 +8,92 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gradshare.data.tasks import on_device
 from gradshare.engine.backends import Precision
 from gradshare.engine.choose import Engine, choose
 from gradshare.engine.processes import ALONE, Group, PeerLost
-from gradshare.errors import path_of
+from gradshare.errors import UserError, check_number, path_of, short_repr
+from gradshare.learners.fingerprint import fingerprint
 from gradshare.learners.graphs import GraphedPrediction, GraphedStep
 from gradshare.learners.learner import Learner, Outcome
-from gradshare.learners.optimisers import cosine, optimiser, optimiser_tensors, restore_optimiser, set_rate
+from gradshare.learners.optimisers import (
+    capturable,
+    check_optimiser,
+    cosine,
+    optimiser_tensors,
+    restore_optimiser,
+    set_rate,
+)
+from gradshare.learners.optimisers import optimiser as adam
 from gradshare.learners.outer import meta_step
 from gradshare.method.episodes import Episodes, Shape, TaskSource, draw, task_key
+from gradshare.method.network import NormStatistics
 from gradshare.method.state import MetaState, check_fit
-from gradshare.runs.config import Training, check_further_entries, identity
-from gradshare.runs.display import Display, Silent
+from gradshare.runs.config import FINGERPRINT, Training, check_further_entries, identity, recorded
+from gradshare.runs.display import Display, Silent, check_display, shown
 from gradshare.runs.divergence import Diverged, Watch
-from gradshare.runs.evaluate import Evaluation, check_learner_and_source, evaluate, finite_mean
+from gradshare.runs.evaluate import Evaluable, Evaluation, Parts, check_learner_and_source, evaluate, finite_mean
 from gradshare.runs.folder import RunFolder, next_free
 from gradshare.runs.locks import locked
-from gradshare.runs.records import Divergence, Epoch, Progress, Score, Summary, Test, Timing, best_epochs
+from gradshare.runs.records import (
+    Divergence,
+    Epoch,
+    Progress,
+    Score,
+    Summary,
+    Test,
+    Timing,
+    best_epochs,
+    out_of_patience,
+)
+from gradshare.runs.trackers import Tracker, Trackers, as_trackers, tracking
 from gradshare.runs.workers import Interrupted, stop_requests
 
+Factory = Callable[[dict[str, Tensor]], torch.optim.Optimizer]
+"""Makes the outer optimiser from what the outer loop learns, by name: `params/head.weight`, `learned/sharing/m`, ..."""
 STATE = ("params/", "learned/", "memory/")  # how the names of a state's tensors begin in a checkpoint
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A finished run."""
+class Trained(Evaluable):
+    """A finished run. `gs.evaluate(run)` evaluates its best epoch."""
 
     folder: Path
     state: MetaState  # after the last epoch
     metrics: list[dict[str, Any]]  # the lines of metrics.jsonl
     summary: dict[str, Any]  # summary.json
+    learner: Learner  # as it was trained, on its device
+    dataset: TaskSource
+    training: Training
+
+    @cached_property
+    def best(self) -> MetaState:
+        """The state after the best epoch by validation; without validation, after the last one."""
+        tensors = RunFolder(self.folder).load_epoch(self.summary["best_epoch"])
+        state = self.learner.init()
+        load_state(state, tensors)
+        return state
+
+    @property
+    def last(self) -> MetaState:
+        """The state after the last epoch."""
+        return self.state
+
+    def parts(self, dataset: TaskSource | None = None) -> Parts:
+        return Parts(self.learner, self.dataset if dataset is None else dataset, self.training)
+
+    def __repr__(self) -> str:
+        return f"Trained({str(self.folder)!r}, {len(self.metrics)} epochs, the best is {self.summary['best_epoch']})"
 
 
 def train(
@@ -54,12 +101,15 @@ def train(
     dataset: TaskSource,
     folder: str | Path | None = None,
     resume: bool | None = False,
-    display: Display | None = None,
+    display: Display | bool | None = None,
     about: dict[str, Any] | None = None,
     device: str = "cpu",
     engine: Engine = "auto",
     precision: Precision = "float32",
     group: Group = ALONE,
+    trackers: Tracker | Iterable[Tracker] = (),
+    optimiser: Factory | None = None,
+    schedule: Callable[[int], float] | None = None,
     *,
     epochs: int | None = None,
     iterations: int = Training.iterations,
@@ -73,40 +123,58 @@ def train(
     test_tasks: int = Training.test_tasks,
     eval_batch: int = Training.eval_batch,
     seed: int = Training.seed,
+    patience: int = Training.patience,
+    norm_statistics: NormStatistics = Training.norm_statistics,
+    micro_batch: int | None = Training.micro_batch,
+    checkpoint: bool = Training.checkpoint,
 ) -> Trained:
     """Train a learner, with checkpoints, validation and test, in a run folder.
 
     Args:
-        dataset: a `Dataset`, or anything with its method `sample`.
+        dataset: from `gs.load_dataset` or `gs.tasks`, or anything with their method `sample`.
         folder: the run folder; it must not hold a run already, unless `resume`. None is the next free `runs/run-N`.
-        resume: continue the run in the folder; a finished run is returned as it is, unless `epochs` asks for more than
-            it has. None: continue if there is one, else start.
-        display: shows the progress; see `gradshare.runs.display.Display`.
+        resume: continue the run in the folder, with the same learner and options; a finished run is returned as it is,
+            unless `epochs` or `patience` ask for more than it has. None: continue if there is one, else start.
+        display: False shows nothing; None and True show the progress: a live table on a terminal, else a line for each
+            epoch. Or your own, with the methods of `gradshare.runs.display.Display`.
         about: further entries for `config.json`, such as a name for the model: JSON values, or paths.
-        device: `"cpu"` or `"cuda"`; the data set must give tasks there, or on the CPU.
+        device: `"cpu"` or `"cuda"`; a data set of ours is moved there, another gives tasks there, or on the CPU.
         engine: `"graph"` records a meta-iteration as one CUDA graph; `"eager"` runs it operation by operation;
             `"auto"` is graph on a GPU, in one process.
         precision: `"float32"` for any model; `"tf32"` and `"bf16"` run `Conv4` by our GPU kernels, many times faster.
         group: processes, from `gs.processes()`, that share the tasks of a batch; the first one writes the folder.
+        trackers: one object or several with the methods `log_hyperparams(params)`, `log_metrics(metrics, step)` and
+            `finalize(status)`, as Lightning's loggers for TensorBoard, W&B and MLflow have them. They get the options,
+            and the numbers of every epoch. One that raises an error gets a warning, and the run goes on.
+        optimiser: a function from what the outer loop learns, by name, to an optimiser of PyTorch, such as
+            `lambda leaves: torch.optim.SGD(leaves.values(), lr=0.1)`. None is Adam with `outer_lr`.
+        schedule: a function from the epoch, from 0, to a factor on the rates of the optimiser.
         epochs: how many to train in all; None is 20, or what the run has that is resumed.
         iterations: meta-iterations in an epoch.
         ways, shots, queries: classes in a task; support and query examples of each class.
         tasks: tasks in a batch (the paper's T).
         outer_lr: rate of the outer Adam.
         gradient_clamp: clamp the outer gradient of the network's weights to plus or minus this; 0 is off.
-        val_tasks, test_tasks: validation tasks after each epoch, test tasks at the end; 0 test tasks: no test.
+        val_tasks, test_tasks: validation tasks after each epoch, test tasks at the end; 0: none. Without validation the
+            last epoch counts as the best one.
         eval_batch: tasks evaluated at a time.
         seed: determines the initial weights and the tasks.
+        patience: end the run when validation has not improved for so many epochs; 0: train all epochs.
+        norm_statistics: of batch norm in validation and test: `"batch"`, the query batch's (transductive), or
+            `"support"`, the support set's (inductive).
+        micro_batch, checkpoint: less memory for more time, as `gs.meta_step` has them.
 
     Example:
         >>> import gradshare as gs, tempfile
         >>> learner = gs.maml(gs.Conv4(filters=4, image=(1, 28, 28)), steps=1, sharing=gs.GradientSharing())
         >>> run = gs.train(learner, gs.load_dataset("glyphs"), tempfile.mkdtemp() + "/run", epochs=1, iterations=2,
-        ...                val_tasks=4, test_tasks=4)
+        ...                val_tasks=4, test_tasks=4, display=False)
         >>> len(run.metrics)
         1
     """
     check_learner_and_source(learner, dataset)
+    check_display(display)
+    followers = as_trackers(trackers)
     place = path_of(folder) if folder is not None else group.from_first(lambda: next_free(Path("runs")))
     training = Training(
         epochs=_epochs(epochs, place, resume, group),
@@ -121,18 +189,31 @@ def train(
         test_tasks=test_tasks,
         eval_batch=eval_batch,
         seed=seed,
+        patience=patience,
+        norm_statistics=norm_statistics,
+        micro_batch=micro_batch,
+        checkpoint=checkpoint,
     )
-    options = {**asdict(training), **check_further_entries(about)}
+    options = {**recorded(asdict(training)), **check_further_entries(about)}
     chosen = choose(device, engine, processes=group.size, local_processes=group.local_size).engine
     group.share(training.tasks)  # raises an error if there are more processes than tasks
     learner = learner.to(device, precision).over(group)
-    shows = display if display is not None and group.first else Silent()
-    run = _Run(learner, dataset, RunFolder(place), training, shows, torch.device(device), chosen)
+    state = learner.init(training.seed)
+    outer = _outer(optimiser, schedule, state, training)
+    if "method" not in options:  # the options of the command line describe the learner
+        options[FINGERPRINT] = fingerprint(learner, outer.optimiser if optimiser else None, outer.factors)
+    how = _recordable(chosen, engine, outer.optimiser)
+    data = on_device(dataset, torch.device(device))  # once, so that tasks are drawn there
+    run = _Run(learner, data, RunFolder(place), training, state, outer, torch.device(device), how)
     with ExitStack() as stack:
         group.from_first(lambda: stack.enter_context(locked(place)))
         if group.size == 1:
             stack.enter_context(run.folder.remove_if_out_of_memory())
         run.open(options, resume)
+        if group.first:
+            name = str(options.get("arm", place.name))
+            run.display = stack.enter_context(shown(display, name, run.folder, training))
+            run.trackers = stack.enter_context(tracking(followers, options))
         try:
             with stop_requests(patient=group.size > 1) as asked:
                 run.stop = lambda: group.any(asked())
@@ -151,6 +232,39 @@ def _epochs(given: int | None, place: Path, resume: bool | None, group: Group) -
     return int(group.from_first(RunFolder(place).options)["epochs"])
 
 
+class _Outer(NamedTuple):
+    """How the outer loop moves."""
+
+    optimiser: torch.optim.Optimizer
+    factors: tuple[float, ...] | None  # on its rates, for each epoch; None: no schedule of the user's own
+
+
+def _outer(optimiser: Any, schedule: Any, state: MetaState, training: Training) -> _Outer:
+    for name, value, example in (
+        ("optimiser", optimiser, "from the named leaves to an optimiser: lambda leaves: SGD(leaves.values(), lr=0.1)"),
+        ("schedule", schedule, "from an epoch to a factor on the outer rate: lambda epoch: 0.9**epoch"),
+    ):
+        if not (value is None or callable(value)):
+            raise UserError(f"{name} is a function {example}; it is {short_repr(value)}")
+    if optimiser is not None and training.outer_lr != Training.outer_lr:
+        raise UserError("outer_lr is the rate of the built-in Adam: leave it out, your optimiser has its own")
+    made = adam(state, training.outer_lr) if optimiser is None else optimiser(state.trainable())
+    check_optimiser(made, state)
+    factors = None if schedule is None else tuple(map(schedule, range(training.epochs)))
+    for epoch, factor in enumerate(factors or ()):
+        check_number(f"schedule({epoch})", factor, 0)
+    return _Outer(made, None if factors is None else tuple(map(float, factors)))
+
+
+def _recordable(chosen: str, asked: str, optimiser: torch.optim.Optimizer) -> str:
+    """The engine: a CUDA graph only with an optimiser whose steps can be recorded."""
+    if chosen == "eager" or capturable(optimiser):
+        return chosen
+    if asked == "graph":
+        raise UserError(f"a step of this {type(optimiser).__name__} cannot be recorded: make it with capturable=True")
+    return "eager"
+
+
 class _Run:
     """A run in progress."""
 
@@ -160,23 +274,24 @@ class _Run:
         dataset: TaskSource,
         folder: RunFolder,
         training: Training,
-        display: Display,
+        state: MetaState,
+        outer: _Outer,
         device: torch.device,
         engine: str,
     ) -> None:
         self.learner, self.dataset, self.folder, self.group = learner, dataset, folder, learner.group
-        self.training, self.display, self.device = training, display, device
+        self.training, self.state, self.device, self.engine = training, state, device, engine
+        self.optimiser, self.factors = outer
         self.shape = Shape(training.ways, training.shots, training.queries)
-        self.state = learner.init(training.seed)
-        self.adam = optimiser(self.state, training.outer_lr)
         self.progress, self.identity = Progress(), ""
         self.log = torch.zeros(2, training.iterations, device=device)  # loss and accuracy of the epoch's iterations
         self.watch = Watch(self.log, self.state.trainable())
-        self.engine = engine
-        self.predict = GraphedPrediction(learner) if engine == "graph" else None
+        self.predict = GraphedPrediction(learner, training.norm_statistics) if engine == "graph" else None
         self.stepping: Learner | None = None  # the learner that `step` steps
         self.step: Callable[[Episodes], Outcome]
         self.started = 0.0
+        self.display: Display = Silent()
+        self.trackers = Trackers()
         self.stop: Callable[[], bool] = lambda: False  # asked by all processes at the same moments
 
     def open(self, options: dict[str, Any], resume: bool | None) -> None:
@@ -187,43 +302,51 @@ class _Run:
             self.progress, tensors = found
             self._restore(tensors)
         self.group.from_first(self.folder.check_not_diverged)
-        self.group.from_first(lambda: self.folder.extend_epochs(options))
+        self.group.from_first(lambda: self.folder.extend(options))
         if found is not None:
-            self.group.from_first(lambda: self.folder.roll_back_to(self.progress, self.training.epochs))
+            self.group.from_first(lambda: self.folder.roll_back_to(self.progress, self._over))
 
     def _check_tasks(self) -> None:
-        for split in ("train", "val", "test") if self.training.test_tasks else ("train", "val"):
+        tasks = {"train": self.training.tasks, "val": self.training.val_tasks, "test": self.training.test_tasks}
+        for split in (split for split, wanted in tasks.items() if wanted):
             draw(self.dataset, split, self.shape, 1, task_key(0, split))
 
     def _restore(self, tensors: dict[str, Tensor]) -> None:
         load_state(self.state, tensors)
-        restore_optimiser(self.state, self.adam, tensors)
+        restore_optimiser(self.state, self.optimiser, tensors)
         own = {"log": self.log, "faults": self.watch.faults}  # checkpoints from before 0.1 may have no faults
         _fill(own, {"faults": self.watch.faults} | {name: tensors[name] for name in own if name in tensors})
 
     def finish(self) -> Trained:
-        while self.progress.epoch < self.training.epochs:
+        while not self._over:
             self._epoch()
         if not self.group.from_first(lambda: self.folder.done):
             summary = self._test()
             if self.group.first:
-                self.folder.finish(summary)
+                self.folder.finish(summary, self.identity)
         result = self.group.from_first(self.folder.summary)
         assert result is not None
-        return Trained(
-            self.folder.path, self.state, [line.as_json() for line in self.progress.metrics], result.as_json()
-        )
+        metrics = [line.as_json() for line in self.progress.metrics]
+        parts = (self.learner, self.dataset, self.training)
+        return Trained(self.folder.path, self.state, metrics, result.as_json(), *parts)
+
+    @property
+    def _over(self) -> bool:
+        """Whether no epoch is left to train."""
+        done = self.progress.epoch >= self.training.epochs
+        return done or out_of_patience(self.progress.metrics, self.training.patience)
 
     def _epoch(self) -> None:
         epoch = self.progress.epoch
         self.started = time.monotonic() - self.progress.seconds
         learner = self.learner.at(epoch)
-        set_rate(self.adam, cosine(learner.final_outer_rate, epoch, self.training.epochs))
+        factor = 1.0 if self.factors is None else self.factors[epoch]
+        set_rate(self.optimiser, factor * cosine(learner.final_outer_rate, epoch, self.training.epochs))
         self._choose_step(learner)
         for iteration in range(self.progress.iteration, self.training.iterations):
             self._iterate(epoch, iteration)
         trained = time.monotonic()
-        validation = self._evaluate("val", self.state, self.training.val_tasks)
+        validation = self._evaluate("val", self.state, self.training.val_tasks) if self.training.val_tasks else None
         self._record(validation, Timing(epoch + 1, trained - self.started, time.monotonic() - trained))
 
     def _choose_step(self, learner: Learner) -> None:
@@ -231,11 +354,11 @@ class _Run:
         if learner == self.stepping:
             return
         self.stepping = learner
-        clamp = self.training.gradient_clamp
+        options = (self.training.gradient_clamp, self.training.micro_batch, self.training.checkpoint)
         if self.engine == "graph":
-            self.step = GraphedStep(learner, self.state, self.adam, clamp)
+            self.step = GraphedStep(learner, self.state, self.optimiser, *options)
         else:
-            self.step = lambda episodes: meta_step(learner, self.state, self.adam, episodes, clamp)
+            self.step = lambda episodes: meta_step(learner, self.state, self.optimiser, episodes, *options)
 
     def _iterate(self, epoch: int, iteration: int) -> None:
         key = task_key(self.training.seed, "train", epoch, iteration)
@@ -281,39 +404,39 @@ class _Run:
                     self._stop(self.training.iterations)
                 raise Interrupted(self.folder.path, "in the test after all epochs")
 
-        seed, batch = self.training.seed, self.training.eval_batch
-        return evaluate(
-            self.learner, states, self.dataset, split, self.shape, tasks, seed, batch, between, self.group, self.predict
-        )
+        seed, batch, norm = self.training.seed, self.training.eval_batch, self.training.norm_statistics
+        which = (self.dataset, split, self.shape, tasks, seed, batch)
+        return evaluate(self.learner, states, *which, between, self.group, self.predict, norm_statistics=norm)
 
-    def _record(self, validation: Evaluation, timing: Timing) -> None:
+    def _record(self, validation: Evaluation | None, timing: Timing) -> None:
         """End an epoch: a checkpoint, from which the other files follow."""
         loss, accuracy = map(finite_mean, self.log)
         line = Epoch(
             timing.epoch,
             train_loss=loss,
-            train_accuracy=None if validation.accuracy is None else accuracy,
+            train_accuracy=accuracy,
             skipped=self.watch.skipped,
-            val_loss=validation.loss,
-            val_accuracy=validation.accuracy,
-            val_interval=validation.interval,
-            val_diverged=validation.diverged,
+            val_loss=None if validation is None else validation.loss,
+            val_accuracy=None if validation is None else validation.accuracy,
+            val_interval=None if validation is None else validation.interval,
+            val_diverged=0 if validation is None else validation.diverged,
             **_gates(self.state),
         )
         self.watch.next_epoch()
         self.progress = Progress(
             line.epoch, metrics=(*self.progress.metrics, line), timings=(*self.progress.timings, timing)
         )
-        tensors = {**self.state.tensors(), **optimiser_tensors(self.state, self.adam)}
+        tensors = {**self.state.tensors(), **optimiser_tensors(self.state, self.optimiser)}
         self.group.check_same(tensors, f"after epoch {line.epoch}")
         self._save()
         if self.group.first:
             self.folder.write_epoch(self.progress)
         self.display.epoch(line, timing.train_seconds + timing.val_seconds)
+        self.trackers.epoch(line)
 
     def _save(self) -> None:
         if self.group.first:
-            tensors = {**self.state.tensors(), **optimiser_tensors(self.state, self.adam)}
+            tensors = {**self.state.tensors(), **optimiser_tensors(self.state, self.optimiser)}
             tensors |= {"log": self.log, "faults": self.watch.faults}
             self.folder.save(replace(self.progress, run=self.identity), tensors)
 
@@ -321,14 +444,25 @@ class _Run:
         """Test the best epoch alone, and the best ones together."""
         epochs = best_epochs(self.progress.metrics)
         best = self.progress.metrics[epochs[0] - 1]
-        summary = Summary(best.epoch, best.val_accuracy, best.val_loss)
+        summary = Summary(best.epoch, best.val_accuracy, best.val_loss, ended=self._why_ended())
         if not self.training.test_tasks:
             return summary
         states = [self._load_epoch(epoch) for epoch in epochs]
         alone = self._evaluate("test", states[0], self.training.test_tasks)
         ensemble = self._evaluate("test", states, self.training.test_tasks)
         scores = _score(alone, epochs[:1]), _score(ensemble, epochs)
-        return replace(summary, test=Test(self.training.test_tasks, *scores))
+        test = Test(self.training.test_tasks, *scores)
+        self.trackers.test(test, self.progress.epoch)
+        return replace(summary, test=test)
+
+    def _why_ended(self) -> str | None:
+        """Why the run ended before its last epoch; None if it did not."""
+        if self.progress.epoch == self.training.epochs:
+            return None
+        return (
+            f"ended after epoch {self.progress.epoch} of {self.training.epochs}:"
+            f" validation had not improved for {self.training.patience} epochs"
+        )
 
     def _load_epoch(self, epoch: int) -> MetaState:
         state = self.learner.init(self.training.seed)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gradshare.cli.app import main
-from gradshare.experiments import display
+from gradshare.runs import display
 
 # Read files after epochs alone: with a clock, a slow run has more moments than the same run has on an idle machine.
 display.REFRESH = math.inf

@@ -1,0 +1,91 @@
+"""Drawing tasks: the units of each split, which are classes or groups, and which rows of the data a task gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradshare.errors import UserError, check_whole, short_repr
+from gradshare.method import SPLITS
+from gradshare.method.episodes import Shape, choose
+
+Kind = Literal["class", "group"]
+PLURALS = {"class": "classes", "group": "groups"}
+
+
+class Drawn(NamedTuple):
+    """Which units and rows the tasks of a batch have; a task of groups has one unit."""
+
+    units: NDArray[np.int64]  # [tasks, ways]: places in `Units.names`
+    rows: NDArray[np.int64]  # [tasks, ways, shots + queries]
+
+
+class SplitRows(NamedTuple):
+    """The units of a split."""
+
+    units: NDArray[np.int64]  # [n]: places in `Units.names`
+    starts: NDArray[np.int64]  # [n]: where its rows start in `rows`
+    counts: NDArray[np.int64]  # [n]: number of its rows
+    rows: NDArray[np.int64]  # unit after unit
+
+
+def split_rows(units: NDArray[np.int64], rows: Sequence[NDArray[np.int64]]) -> SplitRows:
+    """The units of a split from the rows of each."""
+    counts = np.array([len(own) for own in rows], dtype=np.int64)
+    return SplitRows(units, counts.cumsum() - counts, counts, np.concatenate([np.empty(0, np.int64), *rows]))
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """What tasks are drawn from: classes, of which a task has several, or groups, of which it has one."""
+
+    kind: Kind
+    names: Sequence[Any]
+    splits: dict[str, SplitRows]
+    dataset: str = ""  # its name, for messages
+    examples: str = "examples"  # what they are, for messages
+
+    @property
+    def plural(self) -> str:
+        return PLURALS[self.kind]
+
+    def counts(self) -> str:
+        """How many each split has, as text."""
+        return ", ".join(f"{split} {len(own.units)}" for split, own in self.splits.items())
+
+    def check(self, split: str, shape: Shape) -> None:
+        """Raise an error, with the numbers, if the split cannot give such tasks."""
+        if split not in SPLITS:
+            raise UserError(f"a split is one of {', '.join(SPLITS)}, not {short_repr(split)}")
+        shape = Shape(*shape)
+        for name, value in zip(Shape._fields, shape, strict=True):
+            check_whole(name, value, 1)
+        where = f"the {split} split" + (f" of {self.dataset}" if self.dataset else "")
+        counts, needed = self.splits[split].counts, shape.shots + shape.queries
+        if len(counts) == 0:
+            without = "" if split == "train" else f"; {split}_tasks=0 trains without it"
+            raise UserError(f"{where} has no {self.plural}{without}")
+        if self.kind == "class" and len(counts) < shape.ways:
+            raise UserError(f"{shape.ways}-way tasks need {shape.ways} classes; {where} has {len(counts)}")
+        if counts.min() < needed:
+            self._raise_too_few(split, where, np.flatnonzero(counts < needed), shape)
+
+    def _raise_too_few(self, split: str, where: str, short: NDArray[np.int64], shape: Shape) -> None:
+        own = self.splits[split]
+        some = ", ".join(f"{self.names[own.units[n]]!r} ({own.counts[n]})" for n in short[:3])
+        raise UserError(
+            f"{shape.shots}-shot with {shape.queries} queries needs {shape.shots + shape.queries} {self.examples} of a"
+            f" {self.kind}; {len(short)} of the {len(own.units)} {self.plural} of {where} have fewer: {some}"
+            + (", ..." if len(short) > 3 else "")
+        )
+
+    def draw(self, split: str, shape: Shape, tasks: int, key: tuple[int, ...]) -> Drawn:
+        """Choose the rows of tasks, uniformly and without replacement within each."""
+        self.check(split, shape)
+        own = self.splits[split]
+        units, order = choose(own.counts, shape if self.kind == "class" else shape._replace(ways=1), tasks, key)
+        return Drawn(own.units[units], own.rows[own.starts[units][..., None] + order])
