@@ -177,7 +177,7 @@ class SavedRun(Evaluable):
         after = f"The state after epoch {epoch} of {self.config['epochs']}, meta-trained with gradshare."
         if "method" not in self.config:
             about = ["A model that learns a task from a few examples.", after]
-            card = Card(license, "", about, self._results(epoch), self.config, self.norm_statistics)
+            card = Card(license, "", about, self._results(epoch), flat(self.config), self.norm_statistics)
             return write_model(Path(folder), None, state, card)
         config = self.run_config
         dataset = load_dataset(config.dataset, config.pixels)
