@@ -197,7 +197,8 @@ class SavedRun(Evaluable):
     def _results(self, epoch: int) -> list[Result]:
         """What is known of the state after an epoch: its validation, and its test if it is the best one."""
         line, run = self.epochs[epoch - 1], RunFolder(self.folder)
-        results = [Result("validation", self.config["val_tasks"], line.val_accuracy, line.val_loss, line.val_interval)]
+        tasks = self.config["val_tasks"]
+        results = [Result("validation", tasks, line.val_accuracy, line.val_loss, line.val_interval)] if tasks else []
         if damage := run.damage():
             raise UserError(f"the run in {self.folder} is damaged: {damage}; resume it, and it is tested again")
         summary = run.summary() if run.done else None
