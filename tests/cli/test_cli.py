@@ -43,8 +43,8 @@ arms device engines eval-tasks filters iterations json methods precisions querie
 tasks threads values
 """
 OPTIONS = {
-    "compare": f"{RUN} arms controls jobs out preset",
-    "train": f"{RUN} out preset resume timeout",
+    "compare": f"{RUN} arms controls jobs log out preset",
+    "train": f"{RUN} log out preset resume timeout",
     "test": "arm dataset folder norm-statistics queries seed shots split steps tasks ways",
     "report": "folder",
     "export": "epoch folder license run",
