@@ -87,21 +87,21 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def add_checksum(content: dict[str, Any]) -> dict[str, Any]:
-    """A JSON object with the SHA-256 of the rest as its last entry.
+def add_checksum(content: dict[str, Any], name: str = "sha256") -> dict[str, Any]:
+    """A JSON object with the SHA-256 of the rest as its last entry, of that name.
 
     Example:
         >>> verify_checksum(add_checksum({"seed": 0}))
         {'seed': 0}
     """
     plain = json.loads(json.dumps(content, default=str))
-    return {**plain, "sha256": _digest(plain)}
+    return {**plain, name: _digest(plain)}
 
 
-def verify_checksum(content: dict[str, Any]) -> dict[str, Any]:
+def verify_checksum(content: dict[str, Any], name: str = "sha256") -> dict[str, Any]:
     """The object that `add_checksum` got; ValueError if it was changed."""
-    rest = {name: value for name, value in content.items() if name != "sha256"}
-    if content["sha256"] != _digest(rest):
+    rest = {entry: value for entry, value in content.items() if entry != name}
+    if content[name] != _digest(rest):
         raise ValueError("it does not match its checksum")
     return rest
 

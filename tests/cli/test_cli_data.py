@@ -119,11 +119,26 @@ def test_import_of_a_folder(home: Path, tmp_path: Path, capsys: pytest.CaptureFi
     command("import", "folder", write_folder(tmp_path / "my pictures"), "--seed", 3)
     first, second, third = capsys.readouterr().out.splitlines()
     assert first == "importing folder: 40 images"
-    assert second == f"my-pictures: 40 images; classes: train 6 val 2 test 2; in {home / 'my-pictures'}"
+    assert second == f"my-pictures: 40 images of 84x84x3; classes: train 6 val 2 test 2; in {home / 'my-pictures'}"
     assert re.fullmatch(r"\d+\.\d s, \d+ images/s; to look at it: gradshare data show my-pictures", third)
     index = gs.load_dataset("my-pictures").index
     assert index.name == "my-pictures" and index.image == (84, 84, 3) and "seed 3" in index.source
     assert os.listdir(home) == ["my-pictures"]
+
+
+def test_import_with_a_size(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_folder(tmp_path / "pictures")
+    command("import", "folder", folder, "--size", 200)
+    assert "pictures: 40 images of 200x200x3; " in capsys.readouterr().out
+    dataset = gs.load_dataset("pictures")
+    assert dataset.index.image == (200, 200, 3) and dataset.image == (3, 200, 200)
+    command("show", "pictures", "--ways", 2, "--queries", 1, "--tasks", 1, "--out", tmp_path / "sheet.png")
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.width < 2 * 200  # large images are shrunk
+    for size, text in ((3, "at least 4"), (1025, "at most 1024")):
+        with pytest.raises(UserError, match=f"size is {size}; it must be {text}"):
+            command("import", "folder", folder, "--name", "other", "--size", size)
+    assert os.listdir(home) == ["pictures"]
 
 
 def test_import_with_a_split_file(home: Path, tmp_path: Path) -> None:

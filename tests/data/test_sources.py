@@ -45,14 +45,16 @@ def images_of(folder: Path) -> dict[tuple[str, str], np.ndarray]:
     return result
 
 
-def expected(files: dict[str, bytes], split: splits.Split, transform: str) -> dict[tuple[str, str], np.ndarray]:
+def expected(
+    files: dict[str, bytes], split: splits.Split, transform: str, size: int = 84
+) -> dict[tuple[str, str], np.ndarray]:
     """The images that class folders must give, in the order of their names."""
     by_class = split.by_class()
     classes: dict[tuple[str, str], list[np.ndarray]] = {}
     for name in sorted(files):
         if name.lower().endswith((".png", ".jpg", ".webp")):
             folder = name.split("/")[-2]
-            classes.setdefault((by_class[folder], folder), []).append(direct(files[name], transform))
+            classes.setdefault((by_class[folder], folder), []).append(direct(files[name], transform, size))
     return {key: np.stack(images) for key, images in classes.items()}
 
 
@@ -313,6 +315,11 @@ def test_omniglot_from_its_two_zips_and_as_npz_gives_the_same_store(
     }
     for store in "abc":
         assert_same(tmp_path / store, {key: images[..., None] for key, images in wanted.items()})
+    build("omniglot", [zips], tmp_path / "d", Options(size=105))
+    build("omniglot", [tmp_path / "omniglot.npz"], tmp_path / "e", Options(size=105))
+    whole = {(by_class[name], name): np.stack(list(map(np.asarray, pages)))[..., None] for name, pages in ink.items()}
+    for store in "de":
+        assert_same(tmp_path / store, whole)
 
 
 def test_a_folder_with_a_split_file_uses_the_classes_that_it_names(tmp_path: Path) -> None:
@@ -344,6 +351,26 @@ def test_greyscale_and_other_sizes(tmp_path: Path) -> None:
     path = make_zip(tmp_path / "a.zip", files)
     index = build("folder", [path], tmp_path / "store", Options(size=28, channels=1))
     assert index.image == (28, 28, 1) and read_images(tmp_path / "store", index).shape == (6, 28, 28, 1)
+
+
+def test_photos_of_another_size(tmp_path: Path, small: Callable[[str], splits.Split]) -> None:
+    split = small("cub")
+    photos = class_folders(six(split), "PNG", width=170, height=130)
+    build("cub", [make_zip(tmp_path / "cub.zip", photos)], tmp_path / "store", Options("crop", size=32))
+    assert_same(tmp_path / "store", expected(photos, split, "crop", 32))
+
+
+@pytest.mark.parametrize("form", ["pickles", "hdf5"])
+def test_mini_imagenet_of_another_size(tmp_path: Path, small: Callable[[str], splits.Split], form: str) -> None:
+    arrays = mini_arrays_of(small("mini"))
+    if form == "hdf5":
+        pytest.importorskip("h5py")
+    pickled = make_folder(tmp_path / "pickles", as_pickles(arrays, 4))
+    folder = pickled if form == "pickles" else as_hdf5(arrays, tmp_path / form)
+    index = build("mini", [folder], tmp_path / "store", Options(size=20))
+    assert index.image == (20, 20, 3) and index.transform == "resize"
+    scaled = {key: np.stack([Image.fromarray(one).resize((20, 20), 2) for one in own]) for key, own in arrays.items()}
+    assert_same(tmp_path / "store", scaled)
 
 
 @pytest.mark.parametrize(

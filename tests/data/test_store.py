@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,9 +41,43 @@ def test_a_store_of_an_earlier_version_opens_and_gives_the_same_tasks() -> None:
 
 def test_writing_a_store_again_gives_the_same_bytes(tmp_path: Path) -> None:
     index = read_index(OLD)
-    write_store(tmp_path / "new", replace(index, images_sha256=""), read_images(OLD, index))
-    for name in ("index.json", "images.npy"):
-        assert (tmp_path / "new" / name).read_bytes() == (OLD / name).read_bytes()
+    for new in ("new", "newer"):
+        write_store(tmp_path / new, replace(index, images_sha256=""), read_images(OLD, index))
+        assert (tmp_path / new / "images.npy").read_bytes() == (OLD / "images.npy").read_bytes()
+    written, again, old = (
+        (folder / "index.json").read_text() for folder in (tmp_path / "new", tmp_path / "newer", OLD)
+    )
+    assert written == again
+    assert old.removesuffix("\n}") == written[: written.index(',\n "index_sha256"')]  # a checksum is all that is new
+
+
+def swap_splits(content: dict[str, Any]) -> None:
+    first, last = content["classes"][0], content["classes"][-1]
+    first[1], last[1] = last[1], first[1]
+
+
+def move_an_image(content: dict[str, Any]) -> None:
+    content["classes"][0][2] += 1
+    content["classes"][1][2] -= 1
+
+
+def swap_names(content: dict[str, Any]) -> None:
+    first, last = content["classes"][0], content["classes"][-1]
+    first[0], last[0] = last[0], first[0]
+
+
+@pytest.mark.parametrize("change", [swap_splits, move_an_image, swap_names])
+def test_a_changed_index_does_not_match_its_checksum(tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    store = write_blobs(tmp_path / "blobs", {"train": 2, "test": 2}, images=3)
+    content = json.loads((store / "index.json").read_text())
+    change(content)
+    (store / "index.json").write_text(json.dumps(content))
+    for use in (verify, gs.load_dataset):
+        with pytest.raises(gs.UserError, match=r"index.json was changed after the import.*; import the data set again"):
+            use(store)
+    del content["index_sha256"]  # as a store of an earlier version
+    (store / "index.json").write_text(json.dumps(content))
+    assert verify(store).store.images == 12
 
 
 def test_a_store_without_checksums_opens(tmp_path: Path) -> None:
@@ -116,6 +151,7 @@ def test_impossible_classes_raise_an_error(tmp_path: Path, classes: list[tuple[s
 def rewrite(**changes: object) -> Callable[[Path], object]:
     def change(store: Path) -> None:
         content = json.loads((store / "index.json").read_text())
+        del content["index_sha256"]
         (store / "index.json").write_text(json.dumps({**content, **changes}))
 
     return change

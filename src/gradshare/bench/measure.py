@@ -33,6 +33,8 @@ from gradshare.learners.outer import meta_step
 from gradshare.method.episodes import Episodes, Shape, task_key
 from gradshare.method.sharing import GradientSharing
 from gradshare.method.state import MetaState
+from gradshare.runs.build import check_memory_for
+from gradshare.runs.config import RunConfig
 from gradshare.runs.evaluate import evaluate
 
 METHODS: dict[str, Callable[..., Learner]] = {
@@ -84,6 +86,7 @@ class Timing:
     def __init__(self, case: Case, each: int) -> None:
         self.case, self._each = case, each  # iterations of a block
         self.times: list[float] = []  # seconds of one iteration: the mean of each block
+        _check_memory(case)
         self._dataset = synthetic(case.image, case.device)
         self._memory_before = _start_counting_memory(case.device)
         started = time.perf_counter()
@@ -123,6 +126,12 @@ class Timing:
             eval_tasks=eval_tasks if evaluated else 0,
             eval_seconds=_evaluation_seconds(case, self._dataset, *evaluated, eval_tasks) if evaluated else None,
         )
+
+
+def _check_memory(case: Case) -> None:
+    """Raise an error for a case that is too large for the memory, before anything of that size is allocated."""
+    sizes = {name: getattr(case, name) for name in ("method", "ways", "shots", "queries", "tasks", "steps", "filters")}
+    check_memory_for(RunConfig(**sizes, val_tasks=2, test_tasks=2), case.image, case.device)
 
 
 def prepare(case: Case) -> tuple[Step, tuple[Learner, MetaState] | None]:

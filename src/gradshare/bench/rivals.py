@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from gradshare.bench.cases import RIVALS, Case, Library
 from gradshare.bench.roofline import tf32_products
@@ -84,15 +84,16 @@ def with_higher(network: Conv4, steps: int, inner_rate: float) -> Callable[[Epis
     inner = torch.optim.SGD(_adapted(network).parameters(), lr=inner_rate)
 
     def gradient(episodes: Episodes) -> None:
+        support, query = _images(episodes)
         for task in range(episodes.tasks):
             with higher.innerloop_ctx(network, inner, copy_initial_weights=False) as (fast, optimiser):
                 for _ in range(steps):
                     weights = [
                         w.view_as(w) if fixed else w for w, fixed in zip(fast.fast_params, unchanged, strict=True)
                     ]
-                    logits = fast(episodes.support_x[task], params=weights)
+                    logits = fast(support[task], params=weights)
                     optimiser.step(F.cross_entropy(logits, episodes.support_y[task]))
-                loss = F.cross_entropy(fast(episodes.query_x[task]), episodes.query_y[task])
+                loss = F.cross_entropy(fast(query[task]), episodes.query_y[task])
                 (loss / episodes.tasks).backward()
 
     return gradient
@@ -105,12 +106,13 @@ def with_torchopt(network: Conv4, steps: int, inner_rate: float) -> Callable[[Ep
 
     def gradient(episodes: Episodes) -> None:
         losses = []
+        support, query = _images(episodes)
         start = torchopt.extract_state_dict(network, by="reference", detach_buffers=True)
         inner_start = torchopt.extract_state_dict(inner, by="reference")
         for task in range(episodes.tasks):
             for _ in range(steps):
-                inner.step(F.cross_entropy(network(episodes.support_x[task]), episodes.support_y[task]))
-            losses.append(F.cross_entropy(network(episodes.query_x[task]), episodes.query_y[task]))
+                inner.step(F.cross_entropy(network(support[task]), episodes.support_y[task]))
+            losses.append(F.cross_entropy(network(query[task]), episodes.query_y[task]))
             torchopt.recover_state_dict(network, start)
             torchopt.recover_state_dict(inner, inner_start)
         torch.stack(losses).mean().backward()
@@ -127,3 +129,8 @@ GRADIENTS: dict[str, Callable[[Conv4, int, float], Callable[[Episodes], None]]] 
     "higher": with_higher,
     "torchopt": with_torchopt,
 }
+
+
+def _images(episodes: Episodes) -> tuple[Tensor, Tensor]:
+    assert isinstance(episodes.support_x, Tensor) and isinstance(episodes.query_x, Tensor)
+    return episodes.support_x, episodes.query_x

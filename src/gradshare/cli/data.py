@@ -76,6 +76,7 @@ def import_data(
     name: str | None = None,
     split_file: Path | None = None,
     seed: int = 0,
+    size: int | None = None,
     replace: bool = False,
 ) -> None:
     """Make a data set from an archive or a folder of images.
@@ -88,7 +89,8 @@ def import_data(
     paths
         The archive as published, or a folder; several if the data set comes in several files.
     transform
-        crop: shorter side to 126, centre crop 84 (default for cub); resize: whole image to 84 x 84 (for the others).
+        crop: shorter side to 1.5 times the size, then the centre (default for cub); resize: the whole image (for the
+        others).
     name
         Name of the data set; by default the kind (for folder the name of the path), with the transform added if it is
         not the kind's default.
@@ -96,6 +98,8 @@ def import_data(
         Only for folder: JSON, {"train": [classes], "val": [...], "test": [...]}.
     seed
         Only for folder, without splits of its own: which random split of the classes, 64/16/20 %.
+    size
+        Pixels a side of the images in the data set; by default 84, for omniglot 28.
     replace
         Replace a data set of that name, once the new one is complete.
     """
@@ -104,10 +108,18 @@ def import_data(
     started = time.monotonic()
     with stoppable("nothing is left of the import"), bar(f"importing {kind}", "images") as progress:
         index, target = import_dataset(
-            kind, paths, transform, name, split_file=split_file, seed=seed, replace=replace, progress=progress
+            kind,
+            paths,
+            transform,
+            name,
+            split_file=split_file,
+            seed=seed,
+            size=size,
+            replace=replace,
+            progress=progress,
         )
     seconds = time.monotonic() - started
-    say(f"{target.name}: {index.images} images; classes: {_classes(index)}; in {target}")
+    say(f"{target.name}: {_size(index)}; classes: {_classes(index)}; in {target}")
     say(f"{seconds:.1f} s, {index.images / seconds:.0f} images/s; to look at it: gradshare data show {target.name}")
 
 

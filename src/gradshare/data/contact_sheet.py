@@ -18,7 +18,7 @@ from gradshare.data.dataset import Dataset
 from gradshare.data.store import Image
 from gradshare.method.episodes import Shape, task_key
 
-CELL = 84  # pixels; smaller images are enlarged to about this
+CELL, LARGEST = 84, 168  # pixels; smaller images are enlarged to about the first, larger ones shrunk to the second
 MARGIN, GAP, BETWEEN = 20, 2, 16  # pixels around all, between images, between support and query
 LINE, HEADING = 18, 46  # height of the name of a class, and of the title of a task
 PAPER, INK, QUIET, RULE = "#ffffff", "#1a1a1a", "#6b6b6b", "#d0d0d0"
@@ -43,11 +43,12 @@ def draw_tasks(dataset: Dataset, split: str, shape: Shape, tasks: int, seed: int
 
 def contact_sheet(dataset: Dataset, split: str, shape: Shape, tasks: int = 3, seed: int = 0) -> Pillow.Image:
     """Draw sampled tasks of a split: as many as `tasks` says, chosen by `seed`."""
+    drawn = draw_tasks(dataset, split, shape, tasks, seed)  # first: raises an error for a shape that is too large
     height, width, _ = dataset.index.image
     layout = _Layout(shape, height, width)
     title = f"{dataset.name} · {split} · {shape.ways}-way {shape.shots}-shot"
     sheet = Pillow.new("RGB", (layout.width, layout.height(tasks)), PAPER)
-    for number, task in enumerate(draw_tasks(dataset, split, shape, tasks, seed)):
+    for number, task in enumerate(drawn):
         top = layout.task_top(number)
         _write_heading(sheet, layout, top, f"{title} · task {number + 1}")
         for way, (name, images) in enumerate(zip(task.names, task.images, strict=True)):
@@ -60,8 +61,9 @@ class _Layout:
 
     def __init__(self, shape: Shape, height: int, width: int) -> None:
         self.shape = shape
-        self.scale = max(1, CELL // max(height, width))
-        self.cell = (width * self.scale, height * self.scale)
+        side = max(height, width)
+        scale = LARGEST / side if side > LARGEST else max(1, CELL // side)
+        self.cell = (max(1, round(width * scale)), max(1, round(height * scale)))
         self.row = self.cell[1] + LINE + 10
         self.width = max(self.left(shape.shots + shape.queries) - GAP + MARGIN, 320)
 
@@ -85,16 +87,17 @@ def _write_heading(sheet: Pillow.Image, layout: _Layout, top: int, title: str) -
 
 def _draw_row(sheet: Pillow.Image, layout: _Layout, top: int, name: str, images: Image) -> None:
     for place, image in enumerate(images):
-        sheet.paste(_enlarged(image, layout.cell), (layout.left(place), top))
+        sheet.paste(_scaled(image, layout.cell), (layout.left(place), top))
     draw = ImageDraw.Draw(sheet)
     middle = layout.left(layout.shape.shots) - (BETWEEN + GAP) // 2
     draw.line((middle, top, middle, top + layout.cell[1] - 1), RULE)
     draw.text((MARGIN, top + layout.cell[1] + 2), _shortened(name, layout.width - 2 * MARGIN), QUIET, _font(12))
 
 
-def _enlarged(image: Image, cell: tuple[int, int]) -> Pillow.Image:
-    grey = image.shape[-1] == 1
-    return Pillow.fromarray(image[..., 0] if grey else image[..., :3]).resize(cell, Pillow.Resampling.NEAREST)
+def _scaled(image: Image, cell: tuple[int, int]) -> Pillow.Image:
+    grey, shrunk = image.shape[-1] == 1, image.shape[1] > cell[0]
+    method = Pillow.Resampling.BILINEAR if shrunk else Pillow.Resampling.NEAREST
+    return Pillow.fromarray(image[..., 0] if grey else image[..., :3]).resize(cell, method)
 
 
 def _shortened(name: str, width: int) -> str:

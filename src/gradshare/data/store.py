@@ -24,10 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradshare.errors import UserError, path_of
-from gradshare.files import parse_json, read_text, record
+from gradshare.files import add_checksum, parse_json, read_text, record, verify_checksum
 from gradshare.method import SPLITS
 
 VERSION = 1
+CHECKSUM = "index_sha256"  # in index.json: of all its other entries; older stores lack it
 LOCK, NEW = "lock", "store"  # in the temporary folder of a build: its lock, and the store
 Image = NDArray[np.uint8]
 Progress = Callable[[int, int], None] | None  # images done, images in all
@@ -172,7 +173,7 @@ def _write_header(file: BinaryIO, index: Index) -> None:
 def _write_index(folder: Path, index: Index) -> None:
     content = {"version": VERSION, **asdict(index), "classes": [astuple(entry) for entry in index.classes]}
     with (folder / "index.json").open("w", encoding="utf-8") as file:
-        json.dump(content, file, ensure_ascii=False, indent=1)
+        json.dump(add_checksum(content, CHECKSUM), file, ensure_ascii=False, indent=1)
         _sync(file)
 
 
@@ -208,6 +209,11 @@ def read_index(folder: Path) -> Index:
         raise UserError(f"{path} has version {content.get('version')!r}, not {VERSION}; import the data set again")
     index = record(Index, _with_class_objects(content), str(path))
     check_index(index)
+    try:
+        if CHECKSUM in content:
+            verify_checksum(content, CHECKSUM)
+    except ValueError as error:
+        raise UserError(f"{path} was changed after the import: {error}; import the data set again") from None
     return index
 
 

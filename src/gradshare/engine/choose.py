@@ -9,6 +9,7 @@ import ctypes
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 import torch
@@ -182,6 +183,34 @@ def threads_asked() -> int:
     if not text.isdecimal() or not 1 <= int(text) <= MOST_THREADS:
         raise UserError(f"OMP_NUM_THREADS is {short_repr(text)}; it must be a whole number from 1 to {MOST_THREADS}")
     return int(text)
+
+
+def check_memory(numbers: int, device: str) -> None:
+    """Raise an error if so many float32 numbers are more than the machine's memory, or a GPU's.
+
+    A process may get more memory than there is, and is killed when it uses it. So what options ask for is checked
+    before anything of that size is allocated.
+    """
+    needed, memory = 4 * numbers, own_memory() if device == "cpu" else _gpu_memory(device)
+    if needed > memory:
+        raise UserError(
+            f"this needs at least {needed / 1e9:,.0f} GB of memory, and there are {memory / 1e9:,.0f} GB:"
+            " take fewer tasks, filters, steps, or a smaller eval_batch"
+        )
+
+
+def own_memory() -> int:
+    """Bytes of memory that this process may use: a container often gives it less than the machine has."""
+    limits = [Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
+    texts = [path.read_text().strip() for path in limits if path.is_file()]
+    found = [int(text) for text in texts if text.isdecimal()]
+    if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(found, default=sys.maxsize)
+
+
+def _gpu_memory(device: str) -> int:
+    return torch.cuda.get_device_properties(device).total_memory
 
 
 def side_by_side(jobs: int, count: int, device: str) -> tuple[int, int]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gradshare.data.dataset import Dataset, load_dataset
-from gradshare.engine.choose import Choice, apply, choose
+from gradshare.engine.choose import Choice, apply, check_memory, choose
 from gradshare.engine.networks import Conv4
 from gradshare.engine.processes import ALONE, Group
 from gradshare.errors import UserError
@@ -67,6 +70,21 @@ def choice_for(config: RunConfig, group: Group = ALONE) -> Choice:
     return choose(*asked, processes=group.size, local_processes=group.local_size, no_kernels=no_kernels)
 
 
+def check_memory_for(config: RunConfig, image: tuple[int, int, int], device: str, processes: int = 1) -> None:
+    """Raise an error for a run that is too large for the memory, before anything of that size is allocated.
+
+    Counted is what every run keeps at the same time: the images of a batch, and the adapted weights of each task after
+    each inner step.
+    """
+    with torch.device("meta"):  # shapes alone
+        network = Conv4(config.ways, config.filters, image)
+    adapted = [network.head] if config.method == "anil" else [*network.convs, network.head]
+    weights = sum(weight.numel() for layer in adapted for weight in layer.parameters())
+    batch = max(config.tasks, min(config.eval_batch, max(config.val_tasks, config.test_tasks)))
+    images = batch * config.ways * (config.shots + config.queries) * math.prod(image)
+    check_memory(images + config.tasks * config.steps * weights // processes, device)
+
+
 def run(
     config: RunConfig,
     folder: Path,
@@ -92,6 +110,7 @@ def run(
     options = _recorded(config, choice)
     data = dataset or load_dataset(config.dataset, config.pixels)
     data.check("train", Shape(config.ways, config.shots, config.queries))  # before a network of so many ways is built
+    check_memory_for(config, data.image, choice.device, group.size)
     return train(
         build_learner(config, data.image, allowed),
         data,

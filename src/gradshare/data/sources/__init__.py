@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gradshare.errors import UserError
+from gradshare.errors import UserError, check_whole
 
 if TYPE_CHECKING:
     from gradshare.data.store import Index, Progress
 
 Transform = Literal["crop", "resize"]
+SMALLEST, LARGEST = 4, 1024  # pixels a side that `size` may ask for
 DOWNLOADS = "downloads"  # folder of downloaded archives, in the data folder
 
 
@@ -99,7 +100,7 @@ class Options:
     transform: Transform = "resize"  # crop: the centre of the image; resize: all of it
     split_file: Path | None = None  # for a source with `own_split`: the classes of each split
     seed: int = 0  # for a source with `own_split`, without a split file: which random split
-    size: int = 84  # pixels a side
+    size: int | None = None  # pixels a side; None: 84, or 28 for omniglot
     channels: int = 3  # or 1 for greyscale
 
 
@@ -125,6 +126,7 @@ def import_dataset(
     *,
     split_file: Path | None = None,
     seed: int = 0,
+    size: int | None = None,
     replace: bool = False,
     progress: Progress = None,
 ) -> tuple[Index, Path]:
@@ -137,6 +139,7 @@ def import_dataset(
         name: of the data set; by default the kind (for a folder its own name), and a transform that is not the default.
         split_file: for a folder, the classes of each split.
         seed: for a folder without splits, which random split.
+        size: pixels a side of the images in the data set; by default 84, or 28 for omniglot.
         replace: replace a data set of that name, once the new one is complete.
         progress: called with (images done, images in all).
     """
@@ -153,7 +156,9 @@ def import_dataset(
     target = data_folder() / _checked_name(name or _default_name(kind, paths, transform))
     if target.exists() and not replace:
         raise UserError(f"{target} exists; --replace replaces it, --name gives the new data set another name")
-    options = Options(transform or source.transform or "resize", split_file, seed)
+    if size is not None:
+        check_whole("size", size, SMALLEST, LARGEST)
+    options = Options(transform or source.transform or "resize", split_file, seed, size)
     return _replacing(target, lambda folder: build(kind, paths, folder, options, progress)), target
 
 

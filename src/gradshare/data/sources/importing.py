@@ -13,7 +13,7 @@ import os
 import shutil
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -40,6 +40,7 @@ Content = TypeVar("Content")
 
 IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 SPLIT_FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+SIZE = 84  # pixels a side, where the user does not say
 MIN_IMAGES = 2  # in a class: one for the support set, one for the query set
 WORKERS = min(4, os.cpu_count() or 1)  # decoding is most of the work, and Pillow releases the interpreter's lock
 IN_FLIGHT, BYTES_IN_FLIGHT = 32, 16 << 20  # images, and their compressed bytes, that may wait to be written
@@ -60,7 +61,7 @@ class Block(NamedTuple):
     """The images of a class that an archive holds as an array."""
 
     images: int
-    load: Callable[[], Image]  # -> [images, height, width, channels]
+    load: Callable[[], Iterable[Image]]  # -> [images, height, width, channels]
 
 
 def build(
@@ -211,7 +212,7 @@ def file_name(place: Place) -> str:
 
 def from_photos(archives: Archives, by_class: ByClass, options: Options, note: str) -> Found:
     """Image files, brought to one size."""
-    size, channels = options.size, options.channels
+    size, channels = options.size or SIZE, options.channels
     decoder = partial(decode, transform=options.transform, size=size, channels=channels)
     return from_files(archives, by_class, decoder, (size, size, channels), options.transform, note)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -37,6 +37,7 @@ from gradshare.data.sources.importing import (
     names_of,
 )
 from gradshare.data.sources.pickles import PickledArray, load_pickle
+from gradshare.data.sources.pixels import resize
 from gradshare.data.splits import some
 from gradshare.data.store import Image
 from gradshare.errors import UserError
@@ -50,7 +51,8 @@ MAX_CHUNK = 64 << 20  # bytes of an HDF5 file that are unpacked at once
 
 
 def find(archives: Archives, options: Options) -> Found:
-    """Find the 100 classes, with the split of Ravi & Larochelle, 64, 16 and 20. Arrays stay 84 x 84 as they are."""
+    """Find the 100 classes, with the split of Ravi & Larochelle, 64, 16 and 20. Arrays are 84 x 84 as published."""
+    size = options.size or IMAGE[0]
     forms: list[tuple[str, re.Pattern[str], Callable[[Archive, str], dict[str, Block]]]]
     forms = [("pickles", PICKLE, pickled), ("HDF5", HDF5, hdf5)]
     for form, pattern, read in forms:
@@ -58,10 +60,17 @@ def find(archives: Archives, options: Options) -> Found:
         blocks = {(split, n): block for split, (a, m) in parts for n, block in read(archives[a], m).items()}
         if parts:
             standard = by_standard(blocks, "mini", archives)
-            return from_arrays(standard, IMAGE, "none, 84 x 84 as published", f"{form}, {NOTE}")
+            if size == IMAGE[0]:
+                return from_arrays(standard, IMAGE, "none, 84 x 84 as published", f"{form}, {NOTE}")
+            scaled = {key: Block(block.images, partial(_scaled, block, size)) for key, block in standard.items()}
+            return from_arrays(scaled, (size, size, IMAGE[2]), "resize", f"{form}, {NOTE}")
     tables = _parts(archives, CSV)
     found = _by_tables(archives, tables) if tables else find_classes(archives, below="images")
     return from_photos(archives, by_standard(found, "mini", archives), options, NOTE)
+
+
+def _scaled(block: Block, size: int) -> Iterator[Image]:
+    return (resize(image, size) for image in block.load())
 
 
 def _parts(archives: Archives, pattern: re.Pattern[str]) -> dict[str, Place]:

@@ -1,11 +1,12 @@
 """Omniglot: `images_background.zip` and `images_evaluation.zip` as published, or an `npz` of the same drawings.
 
 The npz holds `images`, bits packed along the last axis, `[characters, drawings, bytes]`, 1 for paper; `names`,
-`<Alphabet>/<characterNN>`; and `shape`, height and width. Both give the same store: 28 x 28, ink is 255 on 0.
+`<Alphabet>/<characterNN>`; and `shape`, height and width. Both give the same store: 28 x 28 by default, ink 255 on 0.
 """
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -31,18 +32,19 @@ from gradshare.data.sources.pixels import decode
 from gradshare.data.store import Image
 from gradshare.errors import UserError
 
-SIZE, DRAWN = 28, 105  # pixels a side: in the store, and as published
-IMAGE = (SIZE, SIZE, 1)
+SIZE, DRAWN = 28, 105  # pixels a side: in the store by default, and as published
 ARRAYS = ("images", "names", "shape")
 NOTE = "split of Vinyals et al. 1028/172/423"
 
 
 def find(archives: Archives, options: Options) -> Found:
     """Find the 1623 characters, with the split of Vinyals et al., 1028, 172 and 423."""
+    size = options.size or SIZE
     if {f"{name}.npy" for name in ARRAYS} <= {member.name for member in archives[0].members()}:
-        return from_arrays(by_standard(_blocks(archives[0]), "omniglot", archives), IMAGE, "resize", NOTE)
+        blocks = by_standard(_blocks(archives[0], size), "omniglot", archives)
+        return from_arrays(blocks, (size, size, 1), "resize", NOTE)
     found = by_standard(_characters(archives), "omniglot", archives)
-    return from_files(archives, found, _drawing, IMAGE, "resize", NOTE)
+    return from_files(archives, found, partial(_drawing, size=size), (size, size, 1), "resize", NOTE)
 
 
 def _characters(archives: Archives) -> ByClass:
@@ -56,15 +58,15 @@ def _characters(archives: Archives) -> ByClass:
     return found
 
 
-def _drawing(content: bytes, name: str) -> Image:  # [28, 28, 1]
-    return _shrink(255 - decode(content, name, "resize", DRAWN, 1)[:, :, 0])
+def _drawing(content: bytes, name: str, size: int) -> Image:  # [size, size, 1]
+    return _scaled(255 - decode(content, name, "resize", DRAWN, 1)[:, :, 0], size)
 
 
-def _shrink(ink: NDArray[np.uint8]) -> Image:  # [105, 105] -> [28, 28, 1]
-    return np.asarray(Pillow.fromarray(ink).resize((SIZE, SIZE), Pillow.Resampling.BOX))[:, :, None]
+def _scaled(ink: NDArray[np.uint8], size: int) -> Image:  # [105, 105] -> [size, size, 1]
+    return np.asarray(Pillow.fromarray(ink).resize((size, size), Pillow.Resampling.BOX))[:, :, None]
 
 
-def _blocks(archive: Archive) -> dict[tuple[str, str], Block]:
+def _blocks(archive: Archive, size: int) -> dict[tuple[str, str], Block]:
     images, names, shape = (_array(archive, f"{name}.npy") for name in ARRAYS)
     sides = shape.tolist() if shape.shape == (2,) and shape.dtype.kind in "iu" else [0, 0]
     expected = (len(names), -(-sides[0] * sides[1] // 8)) if names.ndim == 1 and names.dtype.kind == "U" else None
@@ -74,7 +76,7 @@ def _blocks(archive: Archive) -> dict[tuple[str, str], Block]:
             f" {names.shape}, shape {shape.tolist()}; expected uint8 [1623, 20, 1379], text [1623], [105, 105]"
         )
     blocks = {
-        ("", str(name)): Block(images.shape[1], partial(_unpack, packed, *sides))
+        ("", str(name)): Block(images.shape[1], partial(_unpack, packed, sides, size))
         for name, packed in zip(names, images, strict=True)
     }
     if len(blocks) < len(names):
@@ -82,9 +84,9 @@ def _blocks(archive: Archive) -> dict[tuple[str, str], Block]:
     return blocks
 
 
-def _unpack(packed: NDArray[np.uint8], height: int, width: int) -> Image:  # [n, bytes] -> [n, 28, 28, 1]
-    paper = np.unpackbits(packed, axis=-1, count=height * width).reshape(-1, height, width)
-    return np.stack([_shrink(ink) for ink in (1 - paper) * np.uint8(255)])
+def _unpack(packed: NDArray[np.uint8], sides: list[int], size: int) -> Image:  # [n, bytes] -> [n, size, size, 1]
+    paper = np.unpackbits(packed, axis=-1, count=math.prod(sides)).reshape(-1, *sides)
+    return np.stack([_scaled(ink, size) for ink in (1 - paper) * np.uint8(255)])
 
 
 def _array(archive: Archive, name: str) -> NDArray[Any]:

@@ -53,6 +53,14 @@ def decode(
     return pixels.reshape(size, size, channels)
 
 
+def resize(
+    image: NDArray[np.uint8],  # [height, width, 3]
+    size: int,
+) -> NDArray[np.uint8]:  # [size, size, 3]
+    """Scale an image that is an array, as the transform "resize" does."""
+    return np.asarray(_scaled(Image.fromarray(image), "resize", size))
+
+
 def _opened(content: bytes) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
