@@ -215,7 +215,9 @@ def without_long_work() -> Iterator[None]:
         run.dataset.sample("train", run.shape, run.training.tasks, (run.training.seed,))
         return train.Trained(run.folder.path, run.state, [], {}, run.learner, run.dataset, run.training)
 
-    def evaluate_two(learner: Any, states: Any, dataset: Any, split: str, shape: Any, tasks: int, *rest: Any, **how: Any) -> Any:
+    def evaluate_two(
+        learner: Any, states: Any, dataset: Any, split: str, shape: Any, tasks: int, *rest: Any, **how: Any
+    ) -> Any:
         return really_evaluate(learner, states, dataset, split, shape, min(tasks, 2), *rest, **how)
 
     def connect(address: tuple[str, int], timeout: float) -> Any:
