@@ -5,7 +5,6 @@ Rows are drawn by the same code as those of a store, in `gradshare.data.drawing`
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from gradshare.data.dataset import Dataset as StoredImages
 from gradshare.data.drawing import PLURALS, Kind, SplitRows, Units, split_rows
-from gradshare.errors import MOST_SEED, UserError, check_whole, short_repr
+from gradshare.errors import MOST_SEED, UserError, check_whole, say, short_repr
 from gradshare.method import SPLITS
 from gradshare.method.episodes import IGNORED, Episodes, Shape, TaskSource, tensors_of
 
@@ -389,7 +388,7 @@ def _read_labels(dataset: Any) -> list[Any]:
         labels.append(label.item() if isinstance(label, Tensor | np.generic) and label.ndim == 0 else label)
         if time.monotonic() > due:
             due = time.monotonic() + EVERY
-            print(f"gs.tasks reads all labels, once (y= saves it): {row + 1:,} of {len(dataset):,}", file=sys.stderr)
+            say(f"gs.tasks reads all labels, once (y= saves it): {row + 1:,} of {len(dataset):,}", error=True)
     return labels
 
 
