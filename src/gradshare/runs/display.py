@@ -71,12 +71,13 @@ def shown(display: Display | bool | None, name: str, run: RunFolder, training: T
     if display is None or display is True:
         with RunView(name, run, training) as view:
             yield view.display
-        _show_result(run)
+        show_result(run)
     else:
-        yield display or Silent()
+        yield Silent() if display is False else display
 
 
-def _show_result(run: RunFolder) -> None:
+def show_result(run: RunFolder) -> None:
+    """Print the result of a finished run."""
     summary = run.summary()
     assert summary is not None, "the run is finished"
     for line in result_lines(summary, run.path):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gradshare.errors import LineWarning, UserError, say, short_repr
-from gradshare.runs.config import FINGERPRINT, Log
+from gradshare.runs.config import Log, flat
 from gradshare.runs.records import Epoch, Test
 from gradshare.runs.workers import Interrupted
 
@@ -80,7 +80,7 @@ def _warn(text: str) -> None:
 def tracking(trackers: Iterable[Tracker], options: Mapping[str, Any]) -> Iterator[Trackers]:
     """Tell trackers the options of a run at its start, and how it ended."""
     found = Trackers(trackers)
-    found.call("log_hyperparams", _flat(options))
+    found.call("log_hyperparams", flat(options))
     try:
         yield found
     except (Interrupted, KeyboardInterrupt):
@@ -90,12 +90,6 @@ def tracking(trackers: Iterable[Tracker], options: Mapping[str, Any]) -> Iterato
         found.call("finalize", "failed")
         raise
     found.call("finalize", "success")
-
-
-def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, with the fingerprint's entries beside them but for the layers of the model."""
-    entries = {**options, **options.get(FINGERPRINT, {})}
-    return {name: value for name, value in entries.items() if not isinstance(value, dict)}
 
 
 def epoch_numbers(line: Epoch) -> dict[str, float]:
