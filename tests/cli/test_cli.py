@@ -43,8 +43,8 @@ arms device engines eval-tasks filters iterations json methods precisions querie
 tasks threads values
 """
 OPTIONS = {
-    "compare": f"{RUN} arms controls jobs out preset",
-    "train": f"{RUN} out preset resume timeout",
+    "compare": f"{RUN} arms controls jobs log out preset",
+    "train": f"{RUN} log out preset resume timeout",
     "test": "arm dataset folder norm-statistics queries seed shots split steps tasks ways",
     "report": "folder",
     "export": "epoch folder license run",
@@ -54,7 +54,7 @@ OPTIONS = {
     "grid run": f"{GRID} address arms controls cpus engine gpus jobs out retries seeds",
     "grid status": "folder watch",
     "data list": "",
-    "data import": "kind name replace seed split-file transform",
+    "data import": "kind name replace seed size split-file transform",
     "data download": "folder kind",
     "data verify": "",
     "data show": "classes name out queries seed shots split tasks ways",

@@ -17,11 +17,11 @@ import pytest
 from rich.console import Console
 
 import gradshare.reports.figures
-from gradshare.cli.app import _print_summary
 from gradshare.errors import DamageWarning, print_warnings_as_lines, printable
 from gradshare.reports import compare_runs, read_runs, rich_table, write_report
 from gradshare.reports.formats import latex_text
 from gradshare.reports.page import LOADER
+from gradshare.runs.display import show_result
 from gradshare.runs.export import Card
 from gradshare.runs.folder import RunFolder
 from tests.support.reports import HOSTILE, make_hostile, make_run
@@ -162,7 +162,7 @@ def test_a_warning_a_summary_and_a_model_card_have_no_control(
     print_warnings_as_lines()
     line = warnings.formatwarning(DamageWarning(f"checkpoint {hostile}"), DamageWarning, "file", 1)
     assert line == "gradshare: checkpoint \\x1b]0;pwned\\x07\\u202e\n"
-    _print_summary(RunFolder(make_run(tmp_path / hostile, "shared", [0.5])))
+    show_result(RunFolder(make_run(tmp_path / hostile, "shared", [0.5])))
     card = Card("mit", hostile, [], [], {"dataset": hostile}).text(hostile, own=True)
     shown = capsys.readouterr().out + card
     assert shown.count("pwned") >= 4 and not [one for one in shown if not one.isprintable() and one != "\n"]

@@ -93,8 +93,8 @@ def mistake(*words: object) -> str:
 class Here:
     """An engine that trains each cell in this process when it is started; `train_here` puts it in Local's place."""
 
-    def __init__(self, jobs: int, allowed: Sequence[str] = ()) -> None:
-        self.allowed = allowed
+    def __init__(self, jobs: int, allowed: Sequence[str] = (), log: Any = None) -> None:
+        self.allowed, self.log = allowed, log
         self.over: list[Ended] = []
 
     def __enter__(self) -> Self:
@@ -112,7 +112,7 @@ class Here:
         return not self.over
 
     def start(self, cell: Cell) -> None:
-        self.over.append(Ended(cell, train_cell(cell, self.allowed)))
+        self.over.append(Ended(cell, train_cell(cell, self.allowed, self.log)))
 
     def ended(self) -> list[Ended]:
         ended, self.over = self.over, []

@@ -31,7 +31,7 @@ def fingerprint(learner: Learner, optimiser: Optimizer | None, factors: Sequence
 
     Args:
         optimiser: the user's own; None is the built-in Adam.
-        factors: of the user's own schedule, one for each epoch.
+        factors: of the user's own schedule, in the first epochs.
     """
     first = learner.at(0)
     links = getattr(first.rule, "links", (first.rule,))

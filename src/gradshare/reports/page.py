@@ -29,7 +29,7 @@ from gradshare.reports.panels import FIRST, INK, MANY, Line, Panel, curves, gate
 from gradshare.reports.paper import experiment_of
 from gradshare.reports.statistics import Verdict
 from gradshare.reports.tables import Table, all_tables
-from gradshare.runs.config import RunConfig
+from gradshare.runs.config import RunConfig, flat
 
 LOADER = PackageLoader("gradshare.reports")
 OPEN_PANELS = 12  # more are folded
@@ -364,8 +364,9 @@ class Settings(NamedTuple):
 
 def settings(runs: list[Run]) -> Settings:
     """The options that all runs have in common, and those in which they differ."""
-    keys = list(dict.fromkeys(key for run in runs for key in run.options))
-    values = {key: [text_of(run.options[key]) if key in run.options else words.ABSENT for run in runs] for key in keys}
+    options = [flat(run.options) for run in runs]
+    keys = list(dict.fromkeys(key for one in options for key in one))
+    values = {key: [text_of(one[key]) if key in one else words.ABSENT for one in options] for key in keys}
     differing = [key for key in keys if len(set(values[key])) > 1]
     common = [(key, values[key][0]) for key in keys if key not in differing]
     return Settings(

@@ -232,7 +232,18 @@ def _build(kind: type[Options], options: dict[str, Any], path: Path) -> Options:
 
 MAY_GROW = ("epochs", "patience")
 FINGERPRINT = "fingerprint"  # the entry of config.json that describes the learner of a run from Python
+NOT_USED = ("per_step", "recipe", "schedule")  # entries of a fingerprint that most learners do not have
 NAMED = 3  # differences of fingerprints that an error names
+
+
+def flat(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options for people: the entries of the fingerprint beside them, without the layers of the model."""
+    entries = options.get(FINGERPRINT)
+    return {
+        name: value
+        for name, value in {**options, **(entries if isinstance(entries, dict) else {})}.items()
+        if name not in (FINGERPRINT, "layers") and not (name in NOT_USED and not value)
+    }
 
 
 def identity(options: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from gradshare.errors import UserError, printable, short_repr
+from gradshare.errors import UserError, printable, say, short_repr
 from gradshare.runs.config import Training
 from gradshare.runs.divergence import saturated
 from gradshare.runs.folder import METRICS, TIMINGS, RunFolder
@@ -71,16 +71,17 @@ def shown(display: Display | bool | None, name: str, run: RunFolder, training: T
     if display is None or display is True:
         with RunView(name, run, training) as view:
             yield view.display
-        _show_result(run)
+        show_result(run)
     else:
-        yield display or Silent()
+        yield Silent() if display is False else display
 
 
-def _show_result(run: RunFolder) -> None:
+def show_result(run: RunFolder) -> None:
+    """Print the result of a finished run."""
     summary = run.summary()
     assert summary is not None, "the run is finished"
     for line in result_lines(summary, run.path):
-        print(printable(line), flush=True)
+        say(line)
 
 
 def result_lines(summary: Summary, folder: Path) -> list[str]:
@@ -275,7 +276,7 @@ class View:
         if self.live is not None:
             self.live.console.print(printable(text), markup=False, highlight=False)
         else:
-            print(printable(text), flush=True)
+            say(text)
 
     def _show_epochs(self, name: str, state: State) -> None:
         new = list(zip(state.epochs, state.seconds, strict=False))[self.shown[name] :]  # an epoch's time comes last

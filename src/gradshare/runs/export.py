@@ -43,7 +43,7 @@ from gradshare.method.network import NormStatistics
 from gradshare.method.state import MetaState, check_fit
 from gradshare.method.variants import VARIANTS
 from gradshare.runs.build import build_learner, choice_for
-from gradshare.runs.config import NORM_STATISTICS, TRAINING, RunConfig, Training, recorded
+from gradshare.runs.config import NORM_STATISTICS, TRAINING, RunConfig, Training, flat, recorded
 from gradshare.runs.evaluate import Evaluable, Evaluation, Parts
 from gradshare.runs.folder import RunFolder, best_epochs
 from gradshare.runs.records import Epoch
@@ -177,7 +177,7 @@ class SavedRun(Evaluable):
         after = f"The state after epoch {epoch} of {self.config['epochs']}, meta-trained with gradshare."
         if "method" not in self.config:
             about = ["A model that learns a task from a few examples.", after]
-            card = Card(license, "", about, self._results(epoch), self.config, self.norm_statistics)
+            card = Card(license, "", about, self._results(epoch), flat(self.config), self.norm_statistics)
             return write_model(Path(folder), None, state, card)
         config = self.run_config
         dataset = load_dataset(config.dataset, config.pixels)
@@ -197,7 +197,8 @@ class SavedRun(Evaluable):
     def _results(self, epoch: int) -> list[Result]:
         """What is known of the state after an epoch: its validation, and its test if it is the best one."""
         line, run = self.epochs[epoch - 1], RunFolder(self.folder)
-        results = [Result("validation", self.config["val_tasks"], line.val_accuracy, line.val_loss, line.val_interval)]
+        scores = (self.config["val_tasks"], line.val_accuracy, line.val_loss, line.val_interval)
+        results = [Result("validation", *scores)] if line.validated else []
         if damage := run.damage():
             raise UserError(f"the run in {self.folder} is damaged: {damage}; resume it, and it is tested again")
         summary = run.summary() if run.done else None
@@ -267,7 +268,7 @@ def save_pretrained(
 
 def write_model(folder: Path, model: dict[str, Any] | None, state: MetaState, card: Card) -> Path:
     """Write a folder, whole or not at all; `model` describes one of ours, None is the user's own."""
-    target = Path(os.path.realpath(folder))
+    target = Path(os.path.realpath(path_of(folder)))
     if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{folder} exists already and is not empty: choose another folder")
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.tensors().items()}

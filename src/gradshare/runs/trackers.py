@@ -6,15 +6,14 @@ A tracker has the three methods of Lightning Fabric's loggers, so those can be u
 from __future__ import annotations
 
 import math
-import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from gradshare.errors import LineWarning, UserError, short_repr
-from gradshare.runs.config import FINGERPRINT, Log
+from gradshare.errors import LineWarning, UserError, say, short_repr
+from gradshare.runs.config import Log, flat
 from gradshare.runs.records import Epoch, Test
 from gradshare.runs.workers import Interrupted
 
@@ -74,14 +73,14 @@ def _warn(text: str) -> None:
     try:
         warnings.warn(" ".join(text.split()), LineWarning, stacklevel=2)
     except LineWarning as warning:  # a filter makes errors of warnings, and no tracker may end a run
-        print(f"gradshare: {warning}", file=sys.stderr, flush=True)
+        say(f"gradshare: {warning}", error=True)
 
 
 @contextmanager
 def tracking(trackers: Iterable[Tracker], options: Mapping[str, Any]) -> Iterator[Trackers]:
     """Tell trackers the options of a run at its start, and how it ended."""
     found = Trackers(trackers)
-    found.call("log_hyperparams", _flat(options))
+    found.call("log_hyperparams", flat(options))
     try:
         yield found
     except (Interrupted, KeyboardInterrupt):
@@ -91,12 +90,6 @@ def tracking(trackers: Iterable[Tracker], options: Mapping[str, Any]) -> Iterato
         found.call("finalize", "failed")
         raise
     found.call("finalize", "success")
-
-
-def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, with the fingerprint's entries beside them but for the layers of the model."""
-    entries = {**options, **options.get(FINGERPRINT, {})}
-    return {name: value for name, value in entries.items() if not isinstance(value, dict)}
 
 
 def epoch_numbers(line: Epoch) -> dict[str, float]:

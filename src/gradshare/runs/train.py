@@ -61,6 +61,7 @@ from gradshare.runs.workers import Interrupted, stop_requests
 
 Factory = Callable[[dict[str, Tensor]], torch.optim.Optimizer]
 """Makes the outer optimiser from what the outer loop learns, by name: `params/head.weight`, `learned/sharing/m`, ..."""
+COMPARED = 100  # epochs of a schedule that a resumed run must have in common with the one before
 STATE = ("params/", "learned/", "memory/")  # how the names of a state's tensors begin in a checkpoint
 
 
@@ -199,9 +200,10 @@ def train(
     group.share(training.tasks)  # raises an error if there are more processes than tasks
     learner = learner.to(device, precision).over(group)
     state = learner.init(training.seed)
-    outer = _outer(optimiser, schedule, state, training)
+    outer = _outer(optimiser, schedule, state, training.outer_lr)
     if "method" not in options:  # the options of the command line describe the learner
-        options[FINGERPRINT] = fingerprint(learner, outer.optimiser if optimiser else None, outer.factors)
+        factors = None if schedule is None else [outer.factor(epoch) for epoch in range(min(training.epochs, COMPARED))]
+        options[FINGERPRINT] = fingerprint(learner, outer.optimiser if optimiser else None, factors)
     how = _recordable(chosen, engine, outer.optimiser)
     data = on_device(dataset, torch.device(device))  # once, so that tasks are drawn there
     run = _Run(learner, data, RunFolder(place), training, state, outer, torch.device(device), how)
@@ -236,24 +238,27 @@ class _Outer(NamedTuple):
     """How the outer loop moves."""
 
     optimiser: torch.optim.Optimizer
-    factors: tuple[float, ...] | None  # on its rates, for each epoch; None: no schedule of the user's own
+    schedule: Callable[[int], float] | None
+
+    def factor(self, epoch: int) -> float:
+        """On the optimiser's rates in an epoch."""
+        found = 1.0 if self.schedule is None else self.schedule(epoch)
+        check_number(f"schedule({epoch})", found, 0)
+        return float(found)
 
 
-def _outer(optimiser: Any, schedule: Any, state: MetaState, training: Training) -> _Outer:
+def _outer(optimiser: Any, schedule: Any, state: MetaState, rate: float) -> _Outer:
     for name, value, example in (
         ("optimiser", optimiser, "from the named leaves to an optimiser: lambda leaves: SGD(leaves.values(), lr=0.1)"),
         ("schedule", schedule, "from an epoch to a factor on the outer rate: lambda epoch: 0.9**epoch"),
     ):
         if not (value is None or callable(value)):
             raise UserError(f"{name} is a function {example}; it is {short_repr(value)}")
-    if optimiser is not None and training.outer_lr != Training.outer_lr:
+    if optimiser is not None and rate != Training.outer_lr:
         raise UserError("outer_lr is the rate of the built-in Adam: leave it out, your optimiser has its own")
-    made = adam(state, training.outer_lr) if optimiser is None else optimiser(state.trainable())
+    made = adam(state, rate) if optimiser is None else optimiser(state.trainable())
     check_optimiser(made, state)
-    factors = None if schedule is None else tuple(map(schedule, range(training.epochs)))
-    for epoch, factor in enumerate(factors or ()):
-        check_number(f"schedule({epoch})", factor, 0)
-    return _Outer(made, None if factors is None else tuple(map(float, factors)))
+    return _Outer(made, schedule)
 
 
 def _recordable(chosen: str, asked: str, optimiser: torch.optim.Optimizer) -> str:
@@ -281,7 +286,7 @@ class _Run:
     ) -> None:
         self.learner, self.dataset, self.folder, self.group = learner, dataset, folder, learner.group
         self.training, self.state, self.device, self.engine = training, state, device, engine
-        self.optimiser, self.factors = outer
+        self.outer, self.optimiser = outer, outer.optimiser
         self.shape = Shape(training.ways, training.shots, training.queries)
         self.progress, self.identity = Progress(), ""
         self.log = torch.zeros(2, training.iterations, device=device)  # loss and accuracy of the epoch's iterations
@@ -340,8 +345,9 @@ class _Run:
         epoch = self.progress.epoch
         self.started = time.monotonic() - self.progress.seconds
         learner = self.learner.at(epoch)
-        factor = 1.0 if self.factors is None else self.factors[epoch]
-        set_rate(self.optimiser, factor * cosine(learner.final_outer_rate, epoch, self.training.epochs))
+        set_rate(
+            self.optimiser, self.outer.factor(epoch) * cosine(learner.final_outer_rate, epoch, self.training.epochs)
+        )
         self._choose_step(learner)
         for iteration in range(self.progress.iteration, self.training.iterations):
             self._iterate(epoch, iteration)
