@@ -217,7 +217,7 @@ def test_parts_on_the_kernels(precision: Any, sharing: Any) -> None:
 
 
 def test_parts_need_less_memory() -> None:
-    layers = [nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()] * 3
+    layers = [layer for _ in range(3) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())]
     model = nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)
     )

@@ -31,5 +31,7 @@ def record(run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
         raise
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
-        raise UserError(f"this cannot be recorded as a CUDA graph ({reason}): use engine='eager'") from error
+        raise UserError(
+            f"this cannot be recorded as a CUDA graph ({reason}): use engine='eager', or gs.meta_step"
+        ) from error
     return graph, result

@@ -50,9 +50,9 @@ def compiled_step(
         >>> learner = gs.maml(gs.Conv4(filters=8, image=(1, 28, 28)), steps=2, sharing=gs.GradientSharing())
         >>> state = learner.init(seed=0)
         >>> step = gs.compiled_step(learner, state, gs.optimiser(state, 1e-3))
-        >>> data = gs.load_dataset("glyphs")
         >>> for iteration in range(3):
-        ...     outcome = step(data.sample("train", gs.Shape(5, 1, 15), tasks=4, key=(0, iteration)))
+        ...     x, y = torch.rand(4, 5, 1, 28, 28), torch.arange(5).expand(4, -1)
+        ...     outcome = step(gs.Episodes(x, y, x, y))
         >>> bool(outcome.taken)
         True
     """

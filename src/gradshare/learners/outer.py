@@ -47,8 +47,8 @@ def meta_step(
         >>> learner = gs.maml(gs.Conv4(filters=8, image=(1, 28, 28)), steps=2, sharing=gs.GradientSharing())
         >>> state = learner.init(seed=0)
         >>> sgd = torch.optim.SGD(state.trainable().values(), lr=0.1, momentum=0.9)
-        >>> episodes = gs.load_dataset("glyphs").sample("train", gs.Shape(5, 1, 15), tasks=4, key=(0,))
-        >>> bool(gs.meta_step(learner, state, sgd, episodes, micro_batch=2).taken)
+        >>> x, y = torch.rand(4, 5, 1, 28, 28), torch.arange(5).expand(4, -1)
+        >>> bool(gs.meta_step(learner, state, sgd, gs.Episodes(x, y, x, y), micro_batch=2).taken)
         True
     """
     check_learner(learner)
