@@ -43,7 +43,7 @@ class Mode(NamedTuple):
     checkpoint: bool = False
 
 
-MODES = (
+MODES = (  # in the order of the measurements: what matters most comes first
     Mode("plain"),
     Mode("micro_batch=1", micro_batch=1),
     Mode("micro_batch=4", micro_batch=4),
@@ -160,8 +160,10 @@ def table(results: list[Result]) -> str:
     found = {(one["mode"], one["tasks"]): one for one in results}
     tasks = [count for count in TASKS if any(one["tasks"] == count for one in results)]
     lines = ["| | " + " | ".join(f"{count} tasks" for count in tasks) + " |", "|---" * (len(tasks) + 1) + "|"]
-    for mode in dict.fromkeys(one["mode"] for one in results):
-        lines.append(f"| {mode} | " + " | ".join(cell(found.get((mode, count))) for count in tasks) + " |")
+    for mode in sorted(MODES, key=lambda mode: -(mode.micro_batch or 1000 - mode.checkpoint)):
+        cells = [cell(found.get((mode.name, count))) for count in tasks]
+        if any(cells):
+            lines.append(f"| {mode.name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -169,6 +171,13 @@ def cell(one: Result | None) -> str:
     if one is None:
         return ""
     return one["failed"] if "failed" in one else f"{one['peak_mib'] / 1024:.2f} GiB, {one['seconds']:.2f} s"
+
+
+def write(folder: Path, device: str, results: list[Result]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    how = {**SETTINGS[device]._asdict(), "device": device, "torch": torch.__version__}
+    content = {**how, "results": results, "table": table(results)}
+    (folder / f"memory-{device}.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
 def main() -> None:
@@ -201,13 +210,7 @@ def main() -> None:
             results.append({"mode": mode.name, "tasks": tasks, **found})
             print(f"{mode.name}, {tasks} tasks: {cell(results[-1])}", flush=True)
             if arguments.out:
-                arguments.out.mkdir(parents=True, exist_ok=True)
-                setting = SETTINGS[arguments.device]._asdict() | {
-                    "device": arguments.device,
-                    "torch": torch.__version__,
-                }
-                content = {**setting, "results": results}
-                (arguments.out / f"memory-{arguments.device}.json").write_text(json.dumps(content, indent=1) + "\n")
+                write(arguments.out, arguments.device, results)
     print(table(results))
 
 

@@ -1,4 +1,4 @@
-"""Fill in the tables of docs/performance.md and draw its figures, from benchmarks/results.
+"""Fill in the tables of docs/performance.md and docs/memory.md and draw the figures, from benchmarks/results.
 
     python benchmarks/plot.py
 
@@ -9,6 +9,7 @@ between `<!-- table NAME -->` or `<!-- figure NAME -->` and `<!-- end -->`. `<!-
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -39,7 +40,8 @@ def main(words: list[str] | None = None) -> None:
     arguments.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
     arguments.add_argument("--docs", type=Path, default=ROOT / "docs")
     given = arguments.parse_args(words)
-    found = {path.stem: read_results(path) for path in sorted(given.results.glob("*.json"))}
+    files = {path.stem: path for path in sorted(given.results.glob("*.json"))}
+    found = {name: read_results(path) for name, path in files.items() if not name.startswith("memory-")}
     figures = dict(draw(found))
     for name, figure in figures.items():
         (given.docs / f"{name}.svg").write_bytes(image(figure, "svg"))
@@ -49,6 +51,11 @@ def main(words: list[str] | None = None) -> None:
     }
     blocks |= {f"figure {name}": f"![{ALTERNATIVES[name.partition('-')[0]]}]({name}.svg)" for name in figures}
     fill(given.docs / "performance.md", blocks)
+    memory = {
+        f"table {name}": json.loads(path.read_text())["table"] for name, path in files.items() if name not in found
+    }
+    if memory:
+        fill(given.docs / "memory.md", memory)
 
 
 def fill(page: Path, blocks: dict[str, str]) -> None:

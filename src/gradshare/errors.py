@@ -1,9 +1,10 @@
-"""The error that a user can fix, the checks of values from outside that raise it, and values as text in messages."""
+"""The error that a user can fix, the checks of values from outside that raise it, and text for people."""
 
 from __future__ import annotations
 
 import numbers
 import os
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -106,3 +107,11 @@ def printable(text: str) -> str:
         \\x1b[31m wren
     """
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def say(line: str, error: bool = False) -> None:
+    """Print a line, to stderr if it is an error.
+
+    Everything here prints with this function: a name that a stranger chose may have signs in it that a terminal obeys.
+    """
+    print(printable(line), file=sys.stderr if error else sys.stdout, flush=True)

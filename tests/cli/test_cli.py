@@ -54,7 +54,7 @@ OPTIONS = {
     "grid run": f"{GRID} address arms controls cpus engine gpus jobs out retries seeds",
     "grid status": "folder watch",
     "data list": "",
-    "data import": "kind name replace seed split-file transform",
+    "data import": "kind name replace seed size split-file transform",
     "data download": "folder kind",
     "data verify": "",
     "data show": "classes name out queries seed shots split tasks ways",

@@ -88,6 +88,10 @@ def test_tasks_that_a_split_cannot_give(dataset: gs.Dataset, split: str, shape: 
         dataset.sample(split, shape, 1, (0,))
 
 
+def test_a_data_set_is_shown_in_one_short_line(dataset: gs.Dataset) -> None:
+    assert repr(dataset) == "Dataset('blobs', 480 images of 1 x 16 x 16, classes: train 12, val 6, test 6)"
+
+
 def test_a_folder_counts_only_if_it_holds_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADSHARE_DATA", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import gradshare as gs
 from gradshare.data import tasks as tasks_module
@@ -80,6 +80,8 @@ def test_every_form_gives_the_same_tasks_with_labels_by_class(form: Callable[...
         y = torch.cat([found.support_y[task], found.query_y[task]])
         assert len(set(x[:, 1].tolist())) == 18  # nothing twice
         assert len(set(zip(x[:, 0].tolist(), y.tolist(), strict=True))) == 3  # one class, one label
+    if form is as_dataset:  # its tensors are used as they are
+        assert repr(source).startswith("gs.tasks([200, 2] float32, ")
     other = source.sample("train", shape, 6, (1, 3))
     assert not torch.equal(found.support_x, other.support_x)
 
@@ -97,13 +99,13 @@ def test_rows_are_chosen_as_those_of_a_store(dataset: gs.Dataset) -> None:
 
 
 def test_choosing_is_what_a_full_sort_gives() -> None:
-    counts, shape, key = np.array([400, 7, 20, 5, 9]), Shape(3, 1, 4), (5, 6)
+    counts, shape, key = np.array([5000, 700, 4000, 650, 900]), Shape(3, 300, 300), (5, 6)
     generator = np.random.default_rng(key)
-    classes = generator.random((50, 5)).argsort(-1)[:, :3]
-    order = generator.random((50, 3, 400))
-    order[np.arange(400) >= counts[classes][..., None]] = 2.0
-    found = choose(counts, shape, 50, key)
-    assert np.array_equal(found[0], classes) and np.array_equal(found[1], order.argsort(-1)[..., :5])
+    classes = generator.random((10, 5)).argsort(-1)[:, :3]
+    order = generator.random((10, 3, 5000))
+    order[np.arange(5000) >= counts[classes][..., None]] = 2.0
+    found = choose(counts, shape, 10, key)
+    assert np.array_equal(found[0], classes) and np.array_equal(found[1], order.argsort(-1)[..., :600])
 
 
 def test_choosing_from_very_large_classes_takes_little_memory() -> None:
@@ -148,6 +150,8 @@ def test_by_example_every_class_is_in_every_split_and_no_example_in_two(splits: 
     source = gs.tasks(*marked(), splits=splits, by="example")
     drawn = {split: everything(source, split, Shape(3, 1, 3)) for split in SPLITS}
     assert all(set(x[:, 0].tolist()) == set(range(10)) for x in drawn.values())
+    other = everything(gs.tasks(*marked(), splits=splits, by="example", seed=1), "val", Shape(3, 1, 3))
+    assert set(other[:, 1].tolist()) != set(drawn["val"][:, 1].tolist())
     numbers = {split: set(x[:, 1].tolist()) for split, x in drawn.items()}
     assert [len(numbers[split]) for split in SPLITS] == [100, 50, 50] and len(set.union(*numbers.values())) == 200
 
@@ -265,6 +269,29 @@ def test_a_dataset_is_read_when_drawn_and_never_all_of_it() -> None:
     assert data.reads == 1000  # labels are known nowhere else
 
 
+class Plain:
+    """A Dataset to PyTorch's loaders, though it has another parent class."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, row: int) -> Any:
+        return [float(row), row % 4], f"kind {row % 4}"
+
+
+def test_anything_with_a_length_and_items_is_a_dataset() -> None:
+    source = gs.tasks(Plain(), splits=(4, 0, 0))
+    assert repr(source) == "gs.tasks(40 examples of Plain, 4 classes: train 4, val 0, test 0)"
+    episodes = source.sample("train", Shape(2, 1, 4), 3, (0,))
+    assert episodes.query_x.shape == (3, 8, 2) and episodes.query_x.dtype == torch.float32
+    assert torch.equal(episodes.query_x[..., 0] % 4, episodes.query_x[..., 1])
+    with pytest.raises(gs.UserError, match=r"each target of the Dataset must be .*, not str"):
+        gs.tasks(Plain(), groups=np.arange(40) // 10, splits=(4, 0, 0)).sample("train", Shape(1, 1, 1), 1, (0,))
+    given = gs.tasks(Plain(), np.arange(40.0), groups=np.arange(40) // 10, splits=(4, 0, 0))
+    episodes = given.sample("train", Shape(1, 2, 3), 3, (0,))
+    assert torch.equal(episodes.query_y, episodes.query_x[..., 0])
+
+
 def test_labels_of_a_dataset_that_changes_or_selects_them() -> None:
     data: Any = Counted(*marked())
     data.targets = marked()[1]
@@ -303,6 +330,18 @@ def test_regression_by_groups_trains(tmp_path: Path) -> None:
     run = gs.train(learner, source, tmp_path / "run", epochs=2, outer_lr=0.01, **options)
     losses = [line["train_loss"] for line in run.metrics]
     assert losses[1] < 0.8 * losses[0], losses
+
+
+def test_ten_classes_train_five_way_without_validation(tmp_path: Path) -> None:
+    x, y = marked()
+    for splits, test_tasks in (((5, 0, 5), 2), ((1.0, 0, 0), 0)):
+        source = gs.tasks(x / 200, y, splits=splits)
+        options: dict[str, Any] = {"queries": 3, "tasks": 2, "val_tasks": 0, "test_tasks": test_tasks}
+        folder = tmp_path / f"run-{test_tasks}"
+        run = gs.train(gs.maml(nn.Linear(2, 5), steps=1), source, folder, epochs=1, iterations=2, **options)
+        assert np.isfinite(run.metrics[0]["train_loss"])
+        with pytest.raises(gs.UserError, match="the val split has no classes; val_tasks=0 trains without it"):
+            gs.train(gs.maml(nn.Linear(2, 5)), source, tmp_path / "other", epochs=1, queries=3)
 
 
 @pytest.mark.parametrize(
@@ -382,7 +421,7 @@ NAN = np.where(np.arange(200) == 3, np.nan, 1.0)
         (lambda: gs.tasks(X, np.where(Y == 3, -100, Y), groups=Y), "y holds -100"),
         (lambda: gs.tasks(torch.eye(200).to_sparse(), Y), "x is a dense tensor, not torch.sparse_coo"),
         (lambda: gs.tasks([torch.ones(2), torch.ones(3)], [0, 1]), "each example of x must be a tensor"),
-        (lambda: gs.tasks(3.0, 1), "x is an array of numbers"),
+        (lambda: gs.tasks(DataLoader(Counted(X, Y)), Y), "x is an array of numbers.*: it is DataLoader"),
         (lambda: gs.tasks(X, Y, groups=Y[:3]), "groups has 3 entries"),
         (lambda: gs.tasks(X, [None, *["a"] * 199]), "y has nothing for example 0: it is None"),
         (lambda: gs.tasks(X, Y, by="classes"), "by is 'class' or 'example', not 'classes'"),

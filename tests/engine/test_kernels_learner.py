@@ -97,6 +97,10 @@ def test_adapted_weights_are_the_same_by_name_and_serve_either_path() -> None:
         assert_near(logits, exact.predict(expected, there.query_x), 1e-5)
         exchanged = {name: weights.double().cpu() for name, weights in fast.items()}
         assert_near(logits, exact.predict(exchanged, there.query_x), 1e-5)
+        support = learner.predict(fast, episodes.query_x, norm_statistics="support")
+        assert_near(support, exact.predict(expected, there.query_x, norm_statistics="support"), 1e-5)
+        assert_near(support[1], exact.module_for(expected, 1)(there.query_x[1]), 1e-5)
+        assert_near(learner.logits(state, episodes, steps=3), exact.logits(exactly(state), there, steps=3), 1e-5)
     with torch.inference_mode():
         again = learner.adapt(state, episodes.support_x * 1, episodes.support_y)
         assert torch.equal(learner.predict(again, episodes.query_x * 1), logits)
@@ -242,6 +246,16 @@ def test_a_gradient_by_the_images_is_refused() -> None:
     drawn = tasks_of(2, 1, 1, 1, SMALL)
     with pytest.raises(gs.UserError, match="no gradient"):
         learner.adapt(learner.init(0), drawn.support_x.requires_grad_(), drawn.support_y)
+
+
+@needs_interpreter
+def test_masks_and_several_inputs_are_refused() -> None:
+    learner, _ = pair_of()
+    drawn = tasks_of(2, 1, 1, 1, SMALL)
+    real = torch.ones_like(drawn.support_y, dtype=torch.bool)
+    for x, mask, what in ((drawn.support_x, real, "masks"), ((drawn.support_x,), None, "inputs of several tensors")):
+        with pytest.raises(gs.UserError, match=f"the fast kernels have no {what}; use precision='float32'"):
+            learner.adapt(learner.init(0), x, drawn.support_y, mask)
 
 
 @needs_interpreter

@@ -171,6 +171,15 @@ def test_a_model_that_mixes_examples_is_an_error(net: Any) -> None:
     learner.outer_loss(learner.init(), VECTORS.tasks(3))  # without masks it may
 
 
+def test_a_head_of_zeros_hides_nothing() -> None:
+    net = MixesByAttention().double()
+    nn.init.zeros_(net.head.weight)
+    nn.init.zeros_(net.head.bias)
+    learner, (episodes, _) = gs.maml(net), masked(VECTORS)
+    with pytest.raises(gs.UserError, match="the model mixes the examples of a task"):
+        learner.outer_loss(learner.init(), episodes)
+
+
 def test_batch_norm_over_something_else_is_an_error() -> None:
     learner, (episodes, _) = gs.maml(OverPlaces().double()), masked(VECTORS)
     with pytest.raises(gs.UserError, match=r"batch norm sees a tensor \[12, 2\] where a task has 6 examples"):
@@ -197,6 +206,14 @@ def test_a_loss_of_ones_own_takes_no_mask() -> None:
 def test_masks_and_labels_that_cannot_be(change: dict[str, Any], reason: str) -> None:
     with pytest.raises(gs.UserError, match=reason):
         dataclasses.replace(VECTORS.tasks(3), **change)
+
+
+def test_masks_that_cannot_be_of_a_prediction() -> None:
+    learner, tasks = gs.maml(VECTORS.make(), steps=1), VECTORS.tasks(3)
+    fast = learner.adapt(learner.init(), tasks.support_x, tasks.support_y)
+    for mask in (torch.ones(3, 7), torch.ones(3, 6, dtype=torch.bool), torch.zeros(3, 7, dtype=torch.bool), True):
+        with pytest.raises(gs.UserError, match="query"):
+            learner.predict(fast, tasks.query_x, mask)  # type: ignore[arg-type]
 
 
 def test_the_label_that_pytorch_ignores_is_not_ignored() -> None:

@@ -302,7 +302,7 @@ def test_schedules_that_cannot_be() -> None:
     ({"tasks": 5.5}, "tasks is 5.5; it must be a whole number"), ({"batch": True}, "batch is True"),
     ({"seed": "x"}, "seed is 'x'; it must be a whole number"),
     ({"shape": (3, 1)}, r"a shape is \(ways, shots, queries\)"), ({"shape": (3, 1, "2")}, "queries is '2'"),
-    ({"states": None}, r"a state is what learner.init\(\) gives, not None"),
+    ({"states": None}, r"evaluate takes a run, gs\.evaluate\(run\), or"),
     ({"states": [{}]}, "a state is .*, not an instance of dict"),
     ({"learner": nn.Linear(4, 3)}, "a learner is .*, not an instance of Linear"),
 ])  # fmt: skip
@@ -338,7 +338,7 @@ def test_a_shape_may_be_a_plain_tuple(dataset: gs.Dataset) -> None:
     (Source(lambda tasks: batch(2 * tasks)), "another number of train tasks than asked for: 2, not 1"),
     (Source(lambda tasks: None), "sample returns gs.Episodes, not None"),
     (Source(lambda tasks: (torch.zeros(2), torch.zeros(2))), "sample returns gs.Episodes, not tuple"),
-    ("glyphs", "a data set is .*, not 'glyphs'"), (None, "a data set is .*, not None"),
+    ("glyphs", "a data set is .*, not 'glyphs'"), (None, "a data set is .*, not None|evaluate takes a run"),
     (object(), "a data set is .*, not an instance of object"),
 ])  # fmt: skip
 def test_sources_that_cannot_be(tmp_path: Path, source: Any, reason: str) -> None:
@@ -427,6 +427,7 @@ def test_batches_that_cannot_be(parts: list[Any], reason: str) -> None:
 def test_a_gpu_that_is_not_the_current_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     message = r"cuda:1 is not this process's current GPU: call torch\.cuda\.set_device\(1\) first"
     with pytest.raises(gs.UserError, match=message):
         choose("cuda:1")

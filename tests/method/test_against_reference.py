@@ -343,6 +343,7 @@ def test_adapting_without_a_graph_gives_the_same(algorithm: str) -> None:
     assert_trees_equal({name: weight.detach() for name, weight in fast.items()}, plain)
 
 
+@pytest.mark.filterwarnings("ignore:model.eval:UserWarning")
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_batch_norm_uses_the_batch_whatever_the_mode_and_running_statistics(mode: str) -> None:
     entry = SILU_NORM

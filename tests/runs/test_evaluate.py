@@ -144,6 +144,15 @@ def test_a_run_with_statistics_of_the_support_set(dataset: gs.Dataset, tmp_path:
     assert "Evaluation is inductive" in card and 'predict(fast, query_x, norm_statistics="support")' in card
 
 
+def test_a_run_without_validation(dataset: gs.Dataset, tmp_path: Path) -> None:
+    run = gs.train(learner(), dataset, tmp_path / "run", display=Silent(), **{**OPTIONS, "epochs": 2, "val_tasks": 0})
+    opened = gs.load_run(run.folder, learner(), dataset)
+    assert same_state(run.best, run.last) and same_state(opened.best, run.last)
+    assert gs.evaluate(opened, tasks=10).loss == run.summary["test"]["best"]["loss"]
+    card = (opened.save_pretrained(tmp_path / "model") / "README.md").read_text()
+    assert "| validation |" not in card and "| test |" in card and "Evaluation is transductive" in card
+
+
 class Padded:
     """The tasks of a data set with one more query and support example each, which are not real."""
 

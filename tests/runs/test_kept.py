@@ -70,6 +70,13 @@ def test_a_run_stopped_in_the_middle_of_an_epoch_is_resumed() -> None:
     compare("stopped", "resumed")
 
 
+def test_a_finished_run_is_tested_as_then() -> None:
+    saved = gs.load_run("run")
+    test = json.loads(Path("run/summary.json").read_text())["test"]
+    result = gs.evaluate(saved, tasks=test["tasks"])
+    assert result.norm_statistics == "batch" and result.loss == pytest.approx(test["best"]["loss"], rel=1e-3)
+
+
 def test_models_predict_as_then() -> None:
     expected = json.loads((KEPT / "predictions.json").read_text())
     episodes = gs.load_dataset("blobs").sample("test", gs.Shape(3, 1, 3), 2, (1, 2, 3))

@@ -231,6 +231,7 @@ def test_earlier_findings_end_with_an_error(play: Play, line: str) -> None:
 def test_a_name_in_an_index_is_not_a_path(play: Play) -> None:
     with play.copy("../data/glyphs", "store") as store:
         index = json.loads((store / "index.json").read_text())
+        index.pop("index_sha256")  # as in older stores, or a stranger writes the right one
         (store / "index.json").write_text(json.dumps({**index, "name": "../../above"}))
         assert "contact sheet: above-train.png" in play.case("earlier findings", *SHOW.split()).out
 

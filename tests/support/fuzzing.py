@@ -205,10 +205,9 @@ def without_long_work() -> Iterator[None]:
     """Replace long work by its shortest result, and limit the memory."""
     from gradshare.bench import measure, rivals
     from gradshare.bench.results import Measurement
-    from gradshare.cli import app
     from gradshare.data import download
     from gradshare.experiments import estimate, ray, supervise
-    from gradshare.runs import evaluate, train
+    from gradshare.runs import display, evaluate, train
 
     really_evaluate = evaluate.evaluate
 
@@ -216,8 +215,10 @@ def without_long_work() -> Iterator[None]:
         run.dataset.sample("train", run.shape, run.training.tasks, (run.training.seed,))
         return train.Trained(run.folder.path, run.state, [], {}, run.learner, run.dataset, run.training)
 
-    def evaluate_two(learner: Any, states: Any, dataset: Any, split: str, shape: Any, tasks: int, *rest: Any) -> Any:
-        return really_evaluate(learner, states, dataset, split, shape, min(tasks, 2), *rest)
+    def evaluate_two(
+        learner: Any, states: Any, dataset: Any, split: str, shape: Any, tasks: int, *rest: Any, **how: Any
+    ) -> Any:
+        return really_evaluate(learner, states, dataset, split, shape, min(tasks, 2), *rest, **how)
 
     def connect(address: tuple[str, int], timeout: float) -> Any:
         if address[1] > 65535:
@@ -232,7 +233,7 @@ def without_long_work() -> Iterator[None]:
 
     replaced: dict[tuple[Any, str], Any] = {
         (train._Run, "finish"): finish,
-        (app, "_print_summary"): lambda run: None,
+        (display, "_show_result"): lambda run: None,
         (supervise, "Local"): Here,
         (supervise, "TICK"): 0.0,
         (estimate, "estimates"): lambda configs: [0.0 for _ in configs],

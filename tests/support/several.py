@@ -86,12 +86,12 @@ def moved(state: gs.MetaState) -> gs.MetaState:
     return state
 
 
-def one_step(learner: gs.Learner, group: gs.Group) -> dict[str, Tensor]:
+def one_step(learner: gs.Learner, group: gs.Group, micro_batch: int | None = None) -> dict[str, Tensor]:
     """Loss, meta-gradients, memory and scores of a batch, after another one that filled the memory."""
     learner, state = learner.over(group), moved(learner.init())
     state.memory = learner.outer_loss(state, batch(7)).memory
     adam = gs.optimiser(state, 0.0)
-    out = gs.meta_step(learner, state, adam, batch(1))
+    out = gs.meta_step(learner, state, adam, batch(1), micro_batch=micro_batch)
     assert out.accuracy is not None
     gradients = {f"gradient/{name}": leaf.grad for name, leaf in state.trainable().items() if leaf.grad is not None}
     scores = {"loss": out.loss.detach(), "losses": out.losses, "accuracy": out.accuracy}
@@ -148,6 +148,9 @@ def core(group: gs.Group, every: bool) -> dict[str, dict[str, Tensor]]:
         for sharing in SHARING:
             if every or algorithm == "maml" or sharing == "global":
                 found[f"step: {algorithm}, {sharing}"] = one_step(learner_of(algorithm, sharing), group)
+    for sharing in SHARING if every else ("global", "sharing, then momentum"):  # in one process all tasks at once
+        alone = group.size == 1
+        found[f"parts: {sharing}"] = one_step(learner_of("maml++", sharing), group, None if alone else 1)
     iterations = 20 if every else 3
     for algorithm in [name for name in ALGORITHMS if "," not in name] if every else ["maml++"]:
         found[f"training: {algorithm}"] = training(learner_of(algorithm, "global"), group, iterations)

@@ -19,7 +19,7 @@ from gradshare.cli.data import data_app
 from gradshare.cli.grid import compare, grid_app, show_report
 from gradshare.cli.options import Given, Options, own_arms
 from gradshare.cli.testing import test
-from gradshare.cli.waiting import load_data, say, says_how_to_go_on, stoppable, stoppable_run, typed_command
+from gradshare.cli.waiting import load_data, says_how_to_go_on, stoppable, stoppable_run, typed_command
 from gradshare.errors import (
     TOO_LITTLE_MEMORY,
     RendezvousFailed,
@@ -27,6 +27,7 @@ from gradshare.errors import (
     check_range,
     out_of_memory,
     print_warnings_as_lines,
+    say,
 )
 from gradshare.experiments.presets import experiment
 from gradshare.method.variants import variant

@@ -24,8 +24,8 @@ from gradshare.bench.cases import (
     swept,
 )
 from gradshare.cli.options import SEVERAL
-from gradshare.cli.waiting import bar, say, stoppable
-from gradshare.errors import MOST_THREADS, UserError, check_range
+from gradshare.cli.waiting import bar, stoppable
+from gradshare.errors import MOST_THREADS, UserError, check_range, say
 from gradshare.files import check_output
 
 RESULTS = b'{\n "version"'  # how a file of results begins

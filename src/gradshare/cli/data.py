@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 from cyclopts import App
 
-from gradshare.cli.waiting import bar, say, stoppable
+from gradshare.cli.waiting import bar, stoppable
 from gradshare.data.sources import BUILT_IN, DOWNLOADS, PUBLISHED, SOURCES, Downloadable, Kind, Transform, missing
-from gradshare.errors import MOST, MOST_SEED, UserError, check_range
+from gradshare.errors import MOST, MOST_SEED, UserError, check_range, say
 from gradshare.files import check_output
 from gradshare.method import SPLITS
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter
 
 from gradshare.cli.options import SEVERAL, Arms, Given, GridOptions, Options, own_arms, with_controls
-from gradshare.cli.waiting import load_data, say, says_how_to_go_on, typed_command
-from gradshare.errors import MOST_SEED, UserError, check_range
+from gradshare.cli.waiting import load_data, says_how_to_go_on, typed_command
+from gradshare.errors import MOST_SEED, UserError, check_range, say
 from gradshare.experiments.presets import IMAGE, Experiment, described, experiment, matches, preset, select
 from gradshare.files import tidy
 from gradshare.method.variants import first_link

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from gradshare.cli.options import SEVERAL, own_arms
-from gradshare.cli.waiting import bar, load_data, say
-from gradshare.errors import MOST_SEED, UserError, check_range, printable
+from gradshare.cli.waiting import bar, load_data
+from gradshare.errors import MOST_SEED, UserError, check_range, printable, say
 from gradshare.runs.config import NORM_STATISTICS
 from gradshare.runs.display import score_text
 from gradshare.runs.folder import find_runs

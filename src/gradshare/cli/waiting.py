@@ -10,18 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gradshare.errors import printable
+from gradshare.errors import printable, say
 from gradshare.runs.workers import HardStop, Interrupted
 
 Progress = Callable[[int, int], None]  # done, in all (0: unknown)
-
-
-def say(line: str, error: bool = False) -> None:
-    """Print a line, to stderr if it is an error.
-
-    Commands print with this function alone: a name that a stranger chose may have signs in it that a terminal obeys.
-    """
-    print(printable(line), file=sys.stderr if error else sys.stdout, flush=True)
 
 
 @contextmanager
@@ -77,7 +69,7 @@ def stoppable(what_is_left: str | Callable[[], str]) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         left = what_is_left if isinstance(what_is_left, str) else what_is_left()
-        for line in f"gradshare: stopped; {left}".split("\n"):
+        for line in f"gradshare: stopped; {left}".splitlines():
             say(line, error=True)
         raise SystemExit(3) from None
     finally:

@@ -5,7 +5,6 @@ Rows are drawn by the same code as those of a store, in `gradshare.data.drawing`
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from gradshare.data.dataset import Dataset as StoredImages
 from gradshare.data.drawing import PLURALS, Kind, SplitRows, Units, split_rows
-from gradshare.errors import MOST_SEED, UserError, check_whole, short_repr
+from gradshare.errors import MOST_SEED, UserError, check_whole, say, short_repr
 from gradshare.method import SPLITS
 from gradshare.method.episodes import IGNORED, Episodes, Shape, TaskSource, tensors_of
 
@@ -205,7 +204,8 @@ class _Read:
     """Examples of a PyTorch `Dataset`, read when they are drawn."""
 
     dataset: Dataset[Any]
-    y: Part | None = None  # targets that replace those of the pairs
+    y: Part | None  # targets that the user gave
+    targets: bool  # whether tasks have the targets of the pairs
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]  # checked when it came in
@@ -220,9 +220,13 @@ class _Read:
     def take(self, rows: NDArray[np.int64]) -> tuple[Any, Any]:
         items = {row: _pair(self.dataset, row) for row in np.unique(rows).tolist()}
         chosen = [items[row] for row in rows.ravel().tolist()]
-        stacked = (_stack(list(side), "each example of the Dataset") for side in zip(*chosen, strict=True))
-        x, y = (_map(lambda part: part.unflatten(0, rows.shape), side) for side in stacked)
-        return x, y if self.y is None else _picker(rows)(self.y)
+
+        def side(number: int, what: str) -> Any:
+            stacked = _stack([pair[number] for pair in chosen], f"each {what} of the Dataset")
+            return _map(lambda part: part.unflatten(0, rows.shape), stacked)
+
+        y = side(1, "target") if self.targets else None if self.y is None else _picker(rows)(self.y)
+        return side(0, "x"), y
 
     def to(self, device: Device) -> _Read:
         return self
@@ -293,10 +297,11 @@ def _parts(x: Any) -> list[Any]:
 
 
 def _examples(x: Any, y: Any, labels_needed: bool) -> _Examples:
-    if isinstance(x, Dataset):
+    if _is_dataset(x):
         if isinstance(x, IterableDataset) or not hasattr(x, "__len__"):
             raise UserError("a Dataset of tasks has a length and items by number; an IterableDataset does not")
-        return _Read(x, None if labels_needed or y is None else _targets(y, len(x)))
+        targets = None if labels_needed or y is None else _targets(y, len(x))
+        return _Read(x, targets, targets=not labels_needed and y is None)
     inputs = _map(_array, x)
     lengths = {part.shape[0] if part.ndim else 0 for part in _parts(inputs)}
     if len(lengths) != 1 or min(lengths) < 1:
@@ -308,6 +313,13 @@ def _examples(x: Any, y: Any, labels_needed: bool) -> _Examples:
     return examples.to(first.device) if isinstance(first, Tensor) else examples
 
 
+def _is_dataset(x: Any) -> bool:
+    """Whether examples are read one by one: PyTorch calls anything with a length and items by number a Dataset."""
+    if isinstance(x, list | tuple | dict | Tensor) or hasattr(x, "__array__"):
+        return False
+    return isinstance(x, Dataset) or (hasattr(x, "__getitem__") and hasattr(x, "__len__"))
+
+
 def _array(value: Any) -> Part:
     if isinstance(value, Tensor):
         if value.layout != torch.strided:
@@ -317,9 +329,11 @@ def _array(value: Any) -> Part:
         return _stack(value, "each example of x").detach()
     try:
         array = np.asarray(value)
+        if array.ndim == 0:
+            raise TypeError(f"it is {type(value).__name__}")
         torch.as_tensor(array[:1].copy())
-    except (ValueError, TypeError, IndexError) as error:
-        raise UserError(f"x is an array of numbers, or a tuple or dict of them: {error}") from None
+    except (ValueError, TypeError) as error:
+        raise UserError(f"x is an array of numbers, a tuple or dict of them, or a PyTorch Dataset: {error}") from None
     return array
 
 
@@ -375,7 +389,7 @@ def _read_labels(dataset: Any) -> list[Any]:
         labels.append(label.item() if isinstance(label, Tensor | np.generic) and label.ndim == 0 else label)
         if time.monotonic() > due:
             due = time.monotonic() + EVERY
-            print(f"gs.tasks reads all labels, once (y= saves it): {row + 1:,} of {len(dataset):,}", file=sys.stderr)
+            say(f"gs.tasks reads all labels, once (y= saves it): {row + 1:,} of {len(dataset):,}", error=True)
     return labels
 
 

@@ -125,7 +125,7 @@ def check_device(device: torch.device | str) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UserError(f"device {device} is not available: PyTorch sees no GPU; use device cpu")
-    if (place.index or 0) >= (gpus := torch.cuda.device_count()):
+    if place.index and place.index >= (gpus := torch.cuda.device_count()):
         raise UserError(f"device {device} is not available: PyTorch sees {gpus} GPUs, and the first one is cuda:0")
     return place
 

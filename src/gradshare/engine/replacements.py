@@ -141,8 +141,8 @@ def _fixed_norm(
     """F.batch_norm with running statistics."""
     if training or running_mean is None or running_var is None:
         raise UserError(
-            "the model calls F.batch_norm itself, without running statistics: norm_statistics='support' and module_for"
-            " know those of layers such as nn.BatchNorm2d alone"
+            "the model calls F.batch_norm itself, without running statistics: norm_statistics='support' needs layers,"
+            " such as nn.BatchNorm2d"
         )
     return _normalised(input, running_mean, running_var, weight, bias, eps)
 

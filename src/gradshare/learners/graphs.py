@@ -67,10 +67,8 @@ def compiled_step(
 
 def _own(outcome: Outcome) -> Outcome:
     """The outcome in tensors that the next replay does not overwrite."""
-    memory, *others = outcome.memory, outcome.loss, outcome.losses, outcome.accuracy, outcome.fault
-    loss, losses, accuracy, fault = (None if value is None else value.clone() for value in others)
-    assert loss is not None and losses is not None
-    return Outcome(loss, losses, accuracy, memory, fault)
+    accuracy, fault = (None if value is None else value.clone() for value in (outcome.accuracy, outcome.fault))
+    return outcome._replace(loss=outcome.loss.clone(), losses=outcome.losses.clone(), accuracy=accuracy, fault=fault)
 
 
 class _Recorded(NamedTuple):
@@ -99,15 +97,16 @@ class GraphedStep:
         check_current(next(iter(state.params.values())).device)
         self._learner, self._state, self._optimiser = learner, state, optimiser
         self._options = clamp, micro_batch, checkpoint
-        self._warm = fused_adam(optimiser)  # others take one step as it is, in which they make their state
+        self._warm = fused_adam(optimiser)  # others make their state in a first step, which is not recorded
         self._bound: list[Any] = []
         self._recorded: dict[Any, _Recorded] = {}  # by the batch's shapes and types
 
     def __call__(self, episodes: Episodes) -> Outcome:
         """Take one step. The outcome's tensors are overwritten by the next call."""
         if not self._warm:
-            self._warm = True
-            return self._meta_step(episodes)
+            outcome = self._meta_step(episodes)
+            self._warm = bool(outcome.taken)
+            return outcome
         self._forget_if_changed()
         tensors = episodes.tensors()
         form = _form(episodes, tensors)

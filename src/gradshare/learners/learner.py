@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from gradshare.engine import backends, vmapped
 from gradshare.engine.backends import Precision
+from gradshare.engine.choose import check_device
 from gradshare.engine.processes import ALONE, Group
 from gradshare.errors import MOST_SEED, UserError, check_whole, short_repr
 from gradshare.method.adapt import adapt
-from gradshare.method.episodes import Episodes, Inputs, check_examples, check_inputs, map_inputs, tensors_of
+from gradshare.method.episodes import Episodes, Inputs, check_examples, check_inputs, check_mask, map_inputs, tensors_of
 from gradshare.method.losses import Loss, accuracy, task_losses
 from gradshare.method.network import Network, NormStatistics
 from gradshare.method.rules import Rule, Tree, Weights, checked, sum_of_tasks
@@ -68,7 +69,7 @@ class Learner:
     def __repr__(self) -> str:
         weights = sum(weight.numel() for weight in self.module.parameters())
         links = ", ".join(map(repr, getattr(self.rule, "links", [self.rule])))
-        losses = repr(self.loss) if self.inner_loss is None else f"{self.loss!r}, inner_loss={self.inner_loss!r}"
+        losses = _name(self.loss) + ("" if self.inner_loss is None else f", inner_loss={_name(self.inner_loss)}")
         model = f"{type(self.module).__name__} of {weights:,} weights, {len(self.adapted)} of its tensors adapted"
         return f"Learner({model}; rule {links}; steps={self.steps}, loss={losses})"
 
@@ -90,7 +91,7 @@ class Learner:
                 GPU kernels, with weights, sums and statistics in float32 and the products of convolutions in TF32, or
                 activations in bfloat16. A module that the kernels cannot run is an error that says why.
         """
-        moved = replace(self, module=vmapped.prepare(self.module).to(device), precision=precision)
+        moved = replace(self, module=vmapped.prepare(self.module).to(check_device(device)), precision=precision)
         if precision != "float32":
             reason = backends.lacking(moved.module, moved.adapted)
             if reason is not None:
@@ -187,13 +188,7 @@ class Learner:
             steps: inner steps, if not as many as in training. Past the last step that has values of its own (MAML++'s
                 rates, m and lambda, the running mean), those of the last one are used.
         """
-        if torch.is_inference_mode_enabled():  # adapting needs gradients, and tensors that can have them
-            with torch.inference_mode(False), torch.no_grad():
-                x, mask = map_inputs(torch.clone, support_x), None if support_mask is None else support_mask.clone()
-                return self.adapt(state, x, support_y.clone(), mask, steps=steps)
-        fast = self._adapted(state, support_x, support_y, support_mask, steps)
-        own, shared = self._split(fast)
-        return fast | self._general.statistics(own, shared, self._general.inputs(support_x, support_mask))
+        return self._adapted(state, support_x, support_y, support_mask, steps, statistics=True)
 
     def predict(
         self,
@@ -218,6 +213,8 @@ class Learner:
         tasks, found = len(fast[self.adapted[0]]), len(tensors_of(query_x)[0])
         if found != tasks:
             raise UserError(f"the weights are adapted to {tasks} tasks, and query_x has {found}")
+        if query_mask is not None:
+            check_mask(query_mask, query_x.shape[:2] if isinstance(query_x, Tensor) else None, "query")
         own, shared = self._split(fast)
         inputs = network.inputs(query_x, query_mask)
         return network.forward(network.start(own), network.shared(shared), inputs, inner=False)
@@ -233,10 +230,7 @@ class Learner:
         """Adapt to the support sets, each task independent of the others, and predict the query sets."""
         check_norm_statistics(norm_statistics)
         support = (episodes.support_x, episodes.support_y, episodes.support_mask)
-        if norm_statistics == "support":
-            fast = self.adapt(state, *support, steps=steps)
-        else:  # without the statistics, which take another run of the model
-            fast = self._adapted(state, *support, steps)
+        fast = self._adapted(state, *support, steps, statistics=norm_statistics == "support")
         return self.predict(fast, episodes.query_x, episodes.query_mask, norm_statistics=norm_statistics)
 
     def module_for(self, fast: Weights, i: int) -> nn.Module:
@@ -258,14 +252,18 @@ class Learner:
         module = vmapped.with_fixed_norms(self.module)
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
             if name in fast:
-                tensor.data = fast[name][i].detach().clone()
+                tensor.data = fast[name][i].detach().clone(memory_format=torch.contiguous_format)
         return module
 
     def _adapted(
-        self, state: MetaState, x: Inputs, y: Tensor, mask: Tensor | None, steps: int | None
+        self, state: MetaState, x: Inputs, y: Tensor, mask: Tensor | None, steps: int | None, statistics: bool
     ) -> dict[str, Tensor]:
-        """All weights after the inner loop, `{name: [tasks, *shape]}`."""
+        """All weights after the inner loop; the statistics of batch norm take another run of the model."""
         check_examples(x, y, "support", mask)
+        if torch.is_inference_mode_enabled():  # adapting needs gradients, and tensors that can have them
+            with torch.inference_mode(False), torch.no_grad():
+                mask = None if mask is None else mask.clone()
+                return self._adapted(state, map_inputs(torch.clone, x), y.clone(), mask, steps, statistics)
         self._check(state)
         if steps is None:
             steps = self.steps
@@ -275,8 +273,11 @@ class Learner:
         shared = self._shared(state, steps - 1)
         if not torch.is_grad_enabled():  # a view of a leaf asks for gradients even here
             shared = {name: weight.detach() for name, weight in shared.items()}
-        adapted = self.network.by_name(trajectory[-1])
-        return {**{name: w.expand(len(y), *w.shape) for name, w in shared.items()}, **adapted}
+        adapted = dict(self.network.by_name(trajectory[-1]))
+        fast = {name: w.expand(len(y), *w.shape) for name, w in shared.items()} | adapted
+        if not statistics:
+            return fast
+        return fast | self._general.statistics(adapted, shared, self._general.inputs(x, mask))
 
     def _adapt(
         self, state: MetaState, shared: list[Weights], x: Inputs, y: Tensor, mask: Tensor | None, training: bool
@@ -373,6 +374,10 @@ class Learner:
             raise
         except (RuntimeError, IndexError, ValueError) as error:
             raise vmapped.explained(error, "loss") if callable(loss) else error from error
+
+
+def _name(loss: Loss) -> str:
+    return repr(loss) if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
 
 
 def check_learner(learner: Any) -> None:

@@ -93,7 +93,8 @@ def _step_and_undo(optimiser: Optimizer, taken: Tensor) -> None:
     tensors += [value for values in state.values() for value in values.values() if isinstance(value, Tensor)]
     kept = [tensor.clone() for tensor in tensors]
     optimiser.step()
-    if _identities(optimiser) == before and all(tensor.is_cuda for tensor in tensors):  # all changes are in `tensors`
+    only_tensors = _identities(optimiser) == before  # so that all changes are in `tensors`
+    if only_tensors and all(tensor.device == taken.device for tensor in tensors):
         chosen = [torch.where(taken, new, old) for new, old in zip(tensors, kept, strict=True)]
         torch._foreach_copy_(tensors, chosen)
     elif not taken:

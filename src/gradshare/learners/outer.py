@@ -53,7 +53,7 @@ def meta_step(
     """
     check_learner(learner)
     check_state(state)
-    if vars(learner).get("_optimiser") is not optimiser:
+    if vars(learner).get("_optimiser", learner) is not optimiser:
         check_optimiser(optimiser, state)
         vars(learner)["_optimiser"] = optimiser  # what has been checked is not checked again
     if clamp:

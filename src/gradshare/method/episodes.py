@@ -126,7 +126,7 @@ def check_examples(x: Any, y: Any, part: str, mask: Any = None) -> None:
     if len(first) != len(y):
         raise UserError(f"{part}_x has {len(first)} tasks and {part}_y {len(y)}")
     if mask is not None:
-        _check_mask(mask, y, part)
+        check_mask(mask, y.shape[:2], part)
     labels = not (y.is_floating_point() or y.dtype == torch.bool)
     if labels and y.is_cpu and ((y if mask is None else y[mask]) == IGNORED).any():
         raise UserError(
@@ -148,10 +148,12 @@ def check_inputs(x: Any, part: str) -> None:
             raise UserError(f"the tensors of {part}_x start with the same number of tasks, not {list(one.shape)}")
 
 
-def _check_mask(mask: Any, y: Tensor, part: str) -> None:
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != y.shape[:2]:
+def check_mask(mask: Any, shape: torch.Size | None, part: str) -> None:
+    """Raise an error unless this is a mask of that shape, [tasks, examples], with an example for every task."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.dim() != 2 or shape not in (None, mask.shape):
+        wanted = "[tasks, examples]" if shape is None else list(shape)
         found = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
-        raise UserError(f"{part}_mask is a bool tensor {list(y.shape[:2])}, True for a real example, not {found}")
+        raise UserError(f"{part}_mask is a bool tensor {wanted}, True for a real example, not {found}")
     if mask.is_cpu and not mask.any(1).all():
         task = int(mask.any(1).int().argmin())
         raise UserError(f"task {task} of the batch has no real {part} example: its row of {part}_mask is all False")

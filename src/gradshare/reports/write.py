@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from gradshare.errors import path_of
 from gradshare.files import write_whole
 from gradshare.reports.comparison import Comparison, compare_runs
 from gradshare.reports.figures import image_files
@@ -27,7 +28,7 @@ def write_report(folder: Path, command: str | None = None) -> Comparison:
         folder: a run folder, or a folder with run folders below it: a comparison, a grid.
         command: the command line to show on the page, by default the one that writes this report.
     """
-    folder = Path(folder)
+    folder = path_of(folder)
     comparison = compare_runs(read_runs(folder))
     files = report_files(comparison, command or f"gradshare report {shlex.quote(str(folder))}")
     if RunFolder(folder).exists():

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from gradshare.errors import UserError, printable, short_repr
+from gradshare.errors import UserError, printable, say, short_repr
 from gradshare.runs.config import Training
 from gradshare.runs.divergence import saturated
 from gradshare.runs.folder import METRICS, TIMINGS, RunFolder
@@ -81,7 +81,7 @@ def show_result(run: RunFolder) -> None:
     summary = run.summary()
     assert summary is not None, "the run is finished"
     for line in result_lines(summary, run.path):
-        print(printable(line), flush=True)
+        say(line)
 
 
 def result_lines(summary: Summary, folder: Path) -> list[str]:
@@ -276,7 +276,7 @@ class View:
         if self.live is not None:
             self.live.console.print(printable(text), markup=False, highlight=False)
         else:
-            print(printable(text), flush=True)
+            say(text)
 
     def _show_epochs(self, name: str, state: State) -> None:
         new = list(zip(state.epochs, state.seconds, strict=False))[self.shown[name] :]  # an epoch's time comes last

@@ -268,7 +268,7 @@ def save_pretrained(
 
 def write_model(folder: Path, model: dict[str, Any] | None, state: MetaState, card: Card) -> Path:
     """Write a folder, whole or not at all; `model` describes one of ours, None is the user's own."""
-    target = Path(os.path.realpath(folder))
+    target = Path(os.path.realpath(path_of(folder)))
     if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{folder} exists already and is not empty: choose another folder")
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.tensors().items()}

@@ -15,7 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from gradshare.engine.processes import ALONE, Group, OutOfStep, PeerLost
-from gradshare.errors import MOST, RendezvousFailed, UserError
+from gradshare.errors import MOST, RendezvousFailed, UserError, say
 from gradshare.runs.workers import FAILED, STOPPED, Interrupted, one_of_several
 
 TIMEOUT = 60.0  # seconds
@@ -131,7 +131,8 @@ def _print_once(group: Group, topic: str, text: str) -> None:
     except RuntimeError:  # the store is gone with its process
         first = True
     if first:
-        print(text, file=sys.stderr, flush=True)
+        for line in text.splitlines():
+            say(line, error=True)
 
 
 def command(group: Group) -> str:

@@ -6,14 +6,13 @@ A tracker has the three methods of Lightning Fabric's loggers, so those can be u
 from __future__ import annotations
 
 import math
-import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from gradshare.errors import LineWarning, UserError, short_repr
+from gradshare.errors import LineWarning, UserError, say, short_repr
 from gradshare.runs.config import Log, flat
 from gradshare.runs.records import Epoch, Test
 from gradshare.runs.workers import Interrupted
@@ -74,7 +73,7 @@ def _warn(text: str) -> None:
     try:
         warnings.warn(" ".join(text.split()), LineWarning, stacklevel=2)
     except LineWarning as warning:  # a filter makes errors of warnings, and no tracker may end a run
-        print(f"gradshare: {warning}", file=sys.stderr, flush=True)
+        say(f"gradshare: {warning}", error=True)
 
 
 @contextmanager

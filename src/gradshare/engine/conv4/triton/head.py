@@ -16,7 +16,6 @@ from torch.autograd.function import once_differentiable
 
 from gradshare.engine.conv4.triton.device import INTERPRETED, OVERLAPPED, Pair, sixteens, wait
 
-IGNORED = tl.constexpr(-100)  # a label that F.cross_entropy leaves out
 EXAMPLES = 128  # of a task, in one program of the cross-entropy
 
 
@@ -153,7 +152,7 @@ def weights_gradient(pairs: list[Pair], target: Tensor, bias_target: Tensor) -> 
 
 @triton.jit
 def _probabilities(logits, targets, task, i, n, ways, BW: tl.constexpr):
-    """Return logits of examples i, log of the sum of their exponentials, probabilities, right way, and what counts."""
+    """Return logits of examples i, log of the sum of their exponentials, probabilities, and the right way."""
     way = tl.arange(0, BW)
     inside = (i < n)[:, None] & (way < ways)[None, :]
     x = tl.load(logits + (task * n + i)[:, None] * ways + way[None, :], mask=inside, other=float("-inf"))
@@ -161,19 +160,9 @@ def _probabilities(logits, targets, task, i, n, ways, BW: tl.constexpr):
     largest = tl.max(x, 1)[:, None]
     powers = tl.where((way < ways)[None, :], tl.exp(x - largest), 0.0)
     total = tl.sum(powers, 1)[:, None]
-    target = tl.load(targets + task * n + i, mask=i < n, other=IGNORED)
+    target = tl.load(targets + task * n + i, mask=i < n, other=-1)
     right = (way[None, :] == target[:, None]) & (way < ways)[None, :]
-    return x, largest + tl.log(total), powers / total, right, target != IGNORED
-
-
-@triton.jit
-def _counted(targets, task, n, BM: tl.constexpr):
-    """Return the number of examples that count."""
-    count = 0
-    for start in range(0, n, BM):
-        i = start + tl.arange(0, BM)
-        count += tl.sum((tl.load(targets + task * n + i, mask=i < n, other=IGNORED) != IGNORED).to(tl.int32))
-    return count
+    return x, largest + tl.log(total), powers / total, right
 
 
 @triton.jit
@@ -184,11 +173,11 @@ def cross_entropy_program(logits, targets, losses, n, ways, BM: tl.constexpr, BW
     total = 0.0
     for start in range(0, n, BM):
         i = start + tl.arange(0, BM)
-        x, top, _, right, counts = _probabilities(logits, targets, task, i, n, ways, BW)
-        total += tl.sum(tl.where(right & counts[:, None], top - x, 0.0))
+        x, top, _, right = _probabilities(logits, targets, task, i, n, ways, BW)
+        total += tl.sum(tl.where(right, top - x, 0.0))
         known = tl.sum(right.to(tl.int32), 1) > 0
-        total += tl.sum(tl.where(counts & ~known, float("nan"), 0.0))  # a label that is not a class
-    tl.store(losses + task, total / _counted(targets, task, n, BM))
+        total += tl.sum(tl.where((i < n) & ~known, float("nan"), 0.0))  # a label that is not a class
+    tl.store(losses + task, total / n)
 
 
 @triton.jit
@@ -197,9 +186,9 @@ def cross_entropy_gradient_program(g, logits, targets, target, n, ways, stride, 
     wait()
     task = tl.program_id(1).to(tl.int64)
     i, way = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BW)
-    _, _, p, right, counts = _probabilities(logits, targets, task, i, n, ways, BW)
-    scale = tl.load(g + task * stride) / _counted(targets, task, n, BM)
-    value = tl.where(counts[:, None], scale * (p - tl.where(right, 1.0, 0.0)), 0.0)
+    _, _, p, right = _probabilities(logits, targets, task, i, n, ways, BW)
+    scale = tl.load(g + task * stride) / n
+    value = scale * (p - tl.where(right, 1.0, 0.0))
     inside = (i < n)[:, None] & (way < ways)[None, :]
     tl.store(target + (task * n + i)[:, None] * ways + way[None, :], value, mask=inside)
 
@@ -210,12 +199,12 @@ def cross_entropy_second_program(v, g, logits, targets, target, n, ways, stride,
     wait()
     task = tl.program_id(1).to(tl.int64)
     i, way = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BW)
-    _, _, p, _, counts = _probabilities(logits, targets, task, i, n, ways, BW)
-    scale = tl.load(g + task * stride) / _counted(targets, task, n, BM)
+    _, _, p, _ = _probabilities(logits, targets, task, i, n, ways, BW)
+    scale = tl.load(g + task * stride) / n
     inside = (i < n)[:, None] & (way < ways)[None, :]
     place = (task * n + i)[:, None] * ways + way[None, :]
     w = tl.load(v + place, mask=inside, other=0.0)
-    value = tl.where(counts[:, None], scale * p * (w - tl.sum(p * w, 1)[:, None]), 0.0)
+    value = scale * p * (w - tl.sum(p * w, 1)[:, None])
     tl.store(target + place, value, mask=inside)
 
 
