@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 import gradshare as gs
 from gradshare.learners.algorithms import multi_step_weights
 from gradshare.learners.optimisers import cosine
+from tests.support.models import RELU_NORM
 
 
 def test_conv4_is_the_reference_backbone() -> None:
@@ -86,6 +88,36 @@ def test_what_each_algorithm_adapts() -> None:
         gs.anil(model, head="tail")
     state = gs.anil(model, sharing=gs.GradientSharing()).init(seed=0)
     assert set(state.memory["sharing"]["ghat"]) == head
+
+
+BODY_NORM = ["body.1.weight", "body.1.bias", "body.5.weight", "body.5.bias"]
+
+
+@pytest.mark.parametrize("adapt, expected", [
+    (["body.4", "head"], ["body.4.weight", "body.4.bias", "head.weight", "head.bias"]),
+    ("head", ["head.weight", "head.bias"]),
+    (["body", "head.bias"], ["body.0.weight", "body.0.bias", "body.4.weight", "body.4.bias", "head.bias"]),
+    (["body.1.bias"], ["body.1.bias"]),  # a weight of batch norm by its own name
+    (lambda name: name.endswith("bias"), ["body.0.bias", "body.1.bias", "body.4.bias", "body.5.bias", "head.bias"]),
+])  # fmt: skip
+@pytest.mark.parametrize("algorithm", [gs.maml, gs.first_order_maml, gs.meta_sgd, gs.maml_plus_plus])
+def test_chosen_weights_are_adapted_and_no_others(algorithm: Any, adapt: Any, expected: list[str]) -> None:
+    learner, tasks = algorithm(RELU_NORM.make(), adapt=adapt, steps=2, sharing=gs.GradientSharing()), RELU_NORM.tasks(2)
+    assert list(learner.adapted) == expected
+    state = learner.init()
+    outcome = gs.meta_step(learner, state, gs.optimiser(state, 1e-3), tasks)
+    assert outcome.taken and set(outcome.memory["sharing"]["ghat"]) == set(expected)
+    fast = learner.adapt(state, tasks.support_x, tasks.support_y)
+    moved = {name for name, weight in state.params.items() if not torch.allclose(fast[name][0], weight, atol=1e-12)}
+    assert moved <= set(expected) and moved
+    if algorithm is gs.maml_plus_plus:
+        assert set(learner.per_step) == set(BODY_NORM) - set(expected)
+
+
+def test_weights_that_are_not_there_cannot_be_adapted() -> None:
+    for adapt in ("tail", ["head", "hea"], lambda name: False, ["body.1"]):
+        with pytest.raises(gs.UserError, match=r"adapt=.* chooses no weight to adapt: the model has body\.0\.weight"):
+            gs.maml(RELU_NORM.make(), adapt=adapt)
 
 
 def test_multi_step_weights_are_the_references() -> None:

@@ -172,14 +172,20 @@ def test_a_users_own_class_loads_it_strictly() -> None:
     assert model.get_buffer("norms.0.num_batches_tracked") == 0  # the user's model is not touched
 
 
-def test_one_module_loads_another_strictly_where_the_network_had_no_statistics() -> None:
-    learner = gs.maml(CONV4.make(), steps=1)
-    tasks = CONV4.tasks(2)
-    fast = learner.adapt(learner.init(), tasks.support_x, tasks.support_y)
-    first, second = (learner.module_for(fast, task) for task in range(2))
-    assert {"norms.0.running_mean", "norms.0.running_var", "norms.0.num_batches_tracked"} <= set(first.state_dict())
-    second.load_state_dict(first.state_dict())
-    assert torch.equal(first(tasks.query_x[0]), second(tasks.query_x[0]))
+def test_conv4_loads_it_strictly_and_takes_its_statistics() -> None:
+    plain, module, x = adapted(CONV4)
+    names = {
+        f"norms.{layer}.{part}" for layer in range(4) for part in ("running_mean", "running_var", "num_batches_tracked")
+    }
+    assert set(module.state_dict()) - set(plain.state_dict()) == names
+    for fresh in (CONV4.make(seed=5), copy.deepcopy(module)):
+        fresh.load_state_dict(module.state_dict())
+        assert torch.equal(fresh.eval()(x), module(x))
+    wrapped = nn.Sequential(CONV4.make(seed=6))
+    wrapped.load_state_dict({f"0.{name}": value for name, value in module.state_dict().items()})
+    assert torch.equal(wrapped.eval()(x), module(x))
+    plain.load_state_dict(CONV4.make(seed=7).state_dict())  # without statistics it stays without
+    assert plain.norms[0].running_mean is None  # type: ignore[union-attr,index]
 
 
 @pytest.mark.parametrize("entry", [CONV4, RESIDUAL], ids=["conv4", "residual"])

@@ -68,8 +68,10 @@ def test_a_run_ends_when_validation_does_not_improve(scores: list[float], datase
     assert run.summary["ended"] == "ended after epoch 4 of 9: validation had not improved for 2 epochs"
     folder = RunFolder(tmp_path / "run")
     assert folder.status() == "done" and folder.damage() == "" and folder.options()["patience"] == 2
+    done = (tmp_path / "run" / "DONE").stat().st_mtime_ns
     again = gs.train(learner(), dataset, tmp_path / "run", True, **SHORT | {"epochs": 9, "patience": 2})
     assert again.summary == run.summary  # nothing is trained: there are no more scores
+    assert (tmp_path / "run" / "DONE").stat().st_mtime_ns == done  # and nothing tested
 
 
 def test_more_patience_goes_on_as_if_it_had_been_so_from_the_start(
@@ -174,6 +176,37 @@ def test_options_that_older_versions_lack_are_recorded_only_where_they_differ() 
     stored, wanted = recorded(vars(Training())), recorded(vars(Training(norm_statistics="support")))
     with pytest.raises(gs.UserError, match="norm_statistics = 'batch', not 'support'"):
         check_same_options(Path("r"), stored, wanted, longer=True, rate_falls=False)
+
+
+@pytest.mark.parametrize("options", [{"micro_batch": 1}, {"checkpoint": True}, {"norm_statistics": "support"}])
+def test_options_reach_the_step_and_the_evaluation(
+    options: dict[str, Any], dataset: gs.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+    step, evaluate = training.meta_step, training.evaluate
+
+    def stepping(*given: Any) -> Any:
+        seen.append(dict(zip(("clamp", "micro_batch", "checkpoint"), given[4:], strict=True)))
+        return step(*given)
+
+    def evaluating(*given: Any, **named: Any) -> Evaluation:
+        seen.append(named)
+        return evaluate(*given, **named)
+
+    monkeypatch.setattr(training, "meta_step", stepping)
+    monkeypatch.setattr(training, "evaluate", evaluating)
+    plain = gs.train(learner(), dataset, tmp_path / "plain", **SHORT)
+    seen.clear()
+    run = gs.train(learner(), dataset, tmp_path / "run", **SHORT, **options)
+    ((name, value),) = options.items()
+    assert [one[name] for one in seen if name in one] == [value] * (5 if name == "norm_statistics" else 3)
+    assert RunFolder(tmp_path / "run").options()[name] == value
+    losses = [[line["train_loss"] for line in one.metrics] for one in (plain, run)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    changed = run.metrics[-1]["val_loss"] != pytest.approx(plain.metrics[-1]["val_loss"], rel=1e-4)
+    assert changed == (name == "norm_statistics")
+    with pytest.raises(gs.UserError, match=f"has {name} = "):
+        gs.train(learner(), dataset, tmp_path / "run", True, **SHORT)
 
 
 class Gone(Silent):

@@ -125,7 +125,7 @@ def _test(folder: Path, label: str, options: TestTasks, own: Sequence[str]) -> T
     seed = training.seed if options.seed is None else options.seed
     states = [saved.state(epoch).to(saved.choice.device) for epoch in saved.best_epochs]
     which = (dataset, options.split, shape, options.tasks, seed, training.eval_batch)
-    with bar(f"testing {label}", "tasks") as progress:
+    with bar(f"testing {label}, its best epoch and an ensemble", "tasks") as progress:
 
         def tested(states: Sequence[MetaState], before: int) -> Evaluation:
             def between(done: int) -> None:
@@ -154,7 +154,7 @@ def _print_table(results: Sequence[Tested], options: TestTasks) -> None:
 
     several = len({one.about for one in results}) > 1
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for name in ("Run", "Epoch", "Best epoch", "Ensemble", *(["Tasks"] if several else [])):
+    for name in ("Run", "Epoch", "Best epoch", "Ensemble (epochs)", *(["Tasks"] if several else [])):
         table.add_column(name, justify="left" if name in ("Run", "Tasks") else "right", overflow="fold")
     for one in results:
         table.add_row(*(Text(printable(cell)) for cell in [*one.row, *([one.about] if several else [])]))

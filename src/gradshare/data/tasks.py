@@ -343,7 +343,7 @@ def _targets(y: Any, examples: int) -> Part:
         values: Part = y.detach()
     else:
         array = np.asarray(y)
-        values = array if array.dtype.kind in "biufc" else _coded(y, "y", examples).codes
+        values = array if array.dtype.kind in "biuf" else _coded(y, "y", examples).codes
     _check_length("y", values, examples)
     floating = values.is_floating_point() if isinstance(values, Tensor) else values.dtype.kind == "f"
     if floating and (values != values).any():  # type: ignore[union-attr]
@@ -382,8 +382,7 @@ def _known_labels(dataset: Any) -> Any:
 
 def _read_labels(dataset: Any) -> list[Any]:
     """Read every example for its label, with progress on stderr if that takes long."""
-    labels, started = [], time.monotonic()
-    due = started + QUIET  # when to print the next line
+    labels, due = [], time.monotonic() + QUIET  # due: when to print the next line
     for row in range(len(dataset)):
         label = _pair(dataset, row)[1]
         labels.append(label.item() if isinstance(label, Tensor | np.generic) and label.ndim == 0 else label)

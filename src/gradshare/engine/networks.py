@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
+import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
@@ -57,11 +58,26 @@ class Conv4(nn.Module):
             else:
                 nn.init.xavier_uniform_(parameter, generator=generator)
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Take running statistics where the weights come with some: those of `learner.module_for`."""
+        for layer, norm in enumerate(self.norms):
+            if f"{prefix}norms.{layer}.running_mean" in state_dict:
+                start_statistics(norm, self.head.weight)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     def forward(self, x: Tensor) -> Tensor:  # [n, C, H, W] -> [n, ways]
         for conv, norm in zip(self.convs, self.norms, strict=True):
             # The activation is increasing, so pooling first gives the same result with a quarter of the work.
             x = F.leaky_relu(F.max_pool2d(norm(conv(x)), 2), self.SLOPE)
         return self.head(x.flatten(1))
+
+
+def start_statistics(norm: Any, like: Tensor) -> None:
+    """Give a batch norm layer running statistics, 0 and 1 for now, of the type of a weight."""
+    norm.track_running_stats = True
+    norm.running_mean = torch.zeros(norm.num_features, dtype=like.dtype, device=like.device)
+    norm.running_var = torch.ones_like(norm.running_mean)
+    norm.num_batches_tracked = torch.tensor(1, device=like.device)  # the support set is one batch
 
 
 def is_plain_conv4(module: nn.Module) -> TypeGuard[Conv4]:

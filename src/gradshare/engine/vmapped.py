@@ -22,6 +22,7 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from gradshare.engine.networks import start_statistics
 from gradshare.engine.recurrent import RECURRENT, weights_kept
 from gradshare.engine.replacements import FIXED_NORMS, REPLACED, dropout_message, masked_norms, moments
 from gradshare.errors import UserError
@@ -275,17 +276,9 @@ def norms(module: nn.Module) -> dict[str, nn.Module]:
 def with_fixed_norms(module: nn.Module) -> nn.Module:
     """A copy in eval mode, whose batch norm layers have running statistics, 0 and 1 for now."""
     module = copy.deepcopy(module).eval()
+    like = next(module.parameters())
     for layer in norms(module).values():
-        features = cast(Any, layer).num_features
-        like = next(module.parameters())
-        buffers = {
-            "running_mean": like.new_zeros(features, requires_grad=False),
-            "running_var": like.new_ones(features, requires_grad=False),
-            "num_batches_tracked": torch.tensor(1, device=like.device),
-        }
-        layer.track_running_stats = True  # type: ignore[assignment]
-        for name, value in buffers.items():
-            layer.register_buffer(name, value)
+        start_statistics(layer, like)
     return module
 
 

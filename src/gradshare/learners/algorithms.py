@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast
 
@@ -40,6 +40,7 @@ class FirstLink(Protocol):
 
 
 Sharing = FirstLink | Rule | str | None
+Adapt = Sequence[str] | Callable[[str], bool] | None
 
 
 def maml(
@@ -51,6 +52,7 @@ def maml(
     adapt_norm: bool = False,
     *,
     inner_loss: Loss | None = None,
+    adapt: Adapt = None,
 ) -> Learner:
     """MAML (Finn et al., 2017): w[t] <- w[t] - inner_lr * D[t], where D is the gradient, or the shared direction.
 
@@ -63,6 +65,9 @@ def maml(
         loss: `"cross_entropy"`, `"mse"`, or a function of one task's (outputs, targets) that returns a scalar.
         adapt_norm: whether the inner loop also moves the gain and bias of batch norm; they are meta-learned either way.
         inner_loss: the loss on the support sets, where it is another one; as `loss`.
+        adapt: the weights that the inner loop moves: names of weights or of submodules, `["layer4", "head"]`, or a
+            function of a weight's name; None: all. The others are meta-learned all the same. Batch norm in a submodule
+            is adapted with `adapt_norm` alone.
 
     Example:
         >>> import gradshare as gs
@@ -70,7 +75,7 @@ def maml(
         5
     """
     links = _links(sharing, scale, inner_lr)
-    return _learner(model, links, steps, loss, _body_and_head(model, adapt_norm), inner_loss=inner_loss)
+    return _learner(model, links, steps, loss, _chosen(model, adapt_norm, adapt), inner_loss=inner_loss)
 
 
 def first_order_maml(
@@ -82,10 +87,11 @@ def first_order_maml(
     adapt_norm: bool = False,
     *,
     inner_loss: Loss | None = None,
+    adapt: Adapt = None,
 ) -> Learner:
     """MAML with the task gradients as constants (Finn et al., 2017, 5.2). Arguments as `maml`."""
     links = [stop_gradient(), *_links(sharing, scale, inner_lr)]
-    return _learner(model, links, steps, loss, _body_and_head(model, adapt_norm), inner_loss=inner_loss)
+    return _learner(model, links, steps, loss, _chosen(model, adapt_norm, adapt), inner_loss=inner_loss)
 
 
 def meta_sgd(
@@ -97,10 +103,11 @@ def meta_sgd(
     adapt_norm: bool = False,
     *,
     inner_loss: Loss | None = None,
+    adapt: Adapt = None,
 ) -> Learner:
     """Meta-SGD (Li et al., 2017): a learned rate per weight, all starting at `inner_lr`. Arguments as `maml`."""
     links = _links(sharing, rate_per_element, inner_lr)
-    return _learner(model, links, steps, loss, _body_and_head(model, adapt_norm), inner_loss=inner_loss)
+    return _learner(model, links, steps, loss, _chosen(model, adapt_norm, adapt), inner_loss=inner_loss)
 
 
 def anil(
@@ -135,6 +142,7 @@ def maml_plus_plus(
     per_step_norm: bool | None = None,
     *,
     inner_loss: Loss | None = None,
+    adapt: Adapt = None,
 ) -> Learner:
     """MAML++ (Antoniou et al., 2018). Arguments as `maml`, and:
 
@@ -161,11 +169,13 @@ def maml_plus_plus(
         check_range(name, value, 0)
     if per_step_norm and adapt_norm:
         raise UserError("batch norm is either adapted (adapt_norm) or has a value per step (per_step_norm), not both")
+    adapted = _chosen(model, adapt_norm, adapt)
     names = _norm_names(model) if per_step_norm or (per_step_norm is None and not adapt_norm) else ()
+    names = tuple(name for name in names if name not in adapted)
     links = _links(sharing, rate_per_tensor_and_step, inner_lr)
     schedule = Schedule(plan, steps, chain(stop_gradient(), *links), chain(*links))
     learner = _learner(
-        model, links, steps, loss, _body_and_head(model, adapt_norm), per_step=names, schedule=schedule,
+        model, links, steps, loss, adapted, per_step=names, schedule=schedule,
         final_outer_rate=plan.final_outer_rate, inner_loss=inner_loss,
     )  # fmt: skip
     return learner.at(0)
@@ -266,12 +276,28 @@ def _norm_names(model: nn.Module) -> tuple[str, ...]:
     return tuple(name for name in names if name.rpartition(".")[0] in norms)
 
 
-def _body_and_head(model: nn.Module, adapt_norm: bool) -> tuple[str, ...]:
+def _chosen(model: nn.Module, adapt_norm: bool, adapt: Adapt) -> tuple[str, ...]:
+    """Names of the weights to adapt."""
+    names = _trainable(model, lambda name: True)
     norms = () if adapt_norm else _norm_names(model)
-    names = _trainable(model, lambda name: name not in norms)
-    if norms and not names:
-        raise UserError("the model has no weight to adapt but batch norm's: adapt_norm=True adapts those")
-    return names
+    if adapt is None:
+        chosen = tuple(name for name in names if name not in norms)
+        if norms and not chosen:
+            raise UserError("the model has no weight to adapt but batch norm's: adapt_norm=True adapts those")
+        return chosen
+    asked = [adapt] if isinstance(adapt, str) or callable(adapt) else list(adapt)
+    found = [[name for name in names if _is_asked(name, one, norms)] for one in asked]
+    for one, some in zip(asked, found, strict=True):
+        if not some:
+            raise UserError(f"adapt={short_repr(one)} chooses no weight to adapt: the model has {', '.join(names)}")
+    return tuple(name for name in names if any(name in some for some in found))
+
+
+def _is_asked(name: str, asked: str | Callable[[str], bool], norms: tuple[str, ...]) -> bool:
+    """Whether a weight is asked for by its name, by that of a submodule, or by a function."""
+    if callable(asked):
+        return asked(name)
+    return name == asked or (name.startswith(f"{asked}.") and name not in norms)
 
 
 def _only(model: nn.Module, head: str | None) -> tuple[str, ...]:
