@@ -14,8 +14,9 @@ from gradshare.engine import vmapped
 from gradshare.errors import UserError, check_range, check_whole, short_repr
 from gradshare.learners.learner import Learner
 from gradshare.method.losses import LOSSES, Loss
+from gradshare.method.preconditioners import Alfa, Curvature, Mask
 from gradshare.method.rules import Rule, chain, rate_per_element, rate_per_tensor_and_step, scale, stop_gradient
-from gradshare.method.variants import first_link, variant
+from gradshare.method.variants import first_link, inner_rule, variant
 
 
 class Recipe(NamedTuple):
@@ -41,6 +42,7 @@ class FirstLink(Protocol):
 
 Sharing = FirstLink | Rule | str | None
 Adapt = Sequence[str] | Callable[[str], bool] | None
+Inner = Rule | Sequence[Rule] | str | None
 
 
 def maml(
@@ -53,6 +55,7 @@ def maml(
     *,
     inner_loss: Loss | None = None,
     adapt: Adapt = None,
+    inner: Inner = None,
 ) -> Learner:
     """MAML (Finn et al., 2017): w[t] <- w[t] - inner_lr * D[t], where D is the gradient, or the shared direction.
 
@@ -68,13 +71,15 @@ def maml(
         adapt: the weights that the inner loop moves: names of weights or of submodules, `["layer4", "head"]`, or a
             function of a weight's name; None: all. The others are meta-learned all the same. Batch norm in a submodule
             is adapted with `adapt_norm` alone.
+        inner: rules between sharing and the learning rate, one or several: `gs.momentum(0.9)`, `gs.adam()`, a name
+            (`"momentum:0.9"`, `"adam"`), or rules of your own.
 
     Example:
         >>> import gradshare as gs
         >>> gs.maml(gs.Conv4(), inner_lr=0.1, steps=5, sharing=gs.GradientSharing()).steps
         5
     """
-    links = _links(sharing, scale, inner_lr)
+    links = _links(sharing, inner, scale(_rate(inner_lr)))
     return _learner(model, links, steps, loss, _chosen(model, adapt_norm, adapt), inner_loss=inner_loss)
 
 
@@ -88,9 +93,10 @@ def first_order_maml(
     *,
     inner_loss: Loss | None = None,
     adapt: Adapt = None,
+    inner: Inner = None,
 ) -> Learner:
     """MAML with the task gradients as constants (Finn et al., 2017, 5.2). Arguments as `maml`."""
-    links = [stop_gradient(), *_links(sharing, scale, inner_lr)]
+    links = [stop_gradient(), *_links(sharing, inner, scale(_rate(inner_lr)))]
     return _learner(model, links, steps, loss, _chosen(model, adapt_norm, adapt), inner_loss=inner_loss)
 
 
@@ -104,9 +110,10 @@ def meta_sgd(
     *,
     inner_loss: Loss | None = None,
     adapt: Adapt = None,
+    inner: Inner = None,
 ) -> Learner:
     """Meta-SGD (Li et al., 2017): a learned rate per weight, all starting at `inner_lr`. Arguments as `maml`."""
-    links = _links(sharing, rate_per_element, inner_lr)
+    links = _links(sharing, inner, rate_per_element(_rate(inner_lr)))
     return _learner(model, links, steps, loss, _chosen(model, adapt_norm, adapt), inner_loss=inner_loss)
 
 
@@ -119,13 +126,16 @@ def anil(
     head: str | None = None,
     *,
     inner_loss: Loss | None = None,
+    inner: Inner = None,
 ) -> Learner:
     """ANIL (Raghu et al., 2020): MAML that adapts the head alone. Arguments as `maml`, and:
 
     Args:
         head: name of the submodule to adapt; None is the module that owns the last parameter.
     """
-    return _learner(model, _links(sharing, scale, inner_lr), steps, loss, _only(model, head), inner_loss=inner_loss)
+    return _learner(
+        model, _links(sharing, inner, scale(_rate(inner_lr))), steps, loss, _only(model, head), inner_loss=inner_loss
+    )
 
 
 def maml_plus_plus(
@@ -143,6 +153,7 @@ def maml_plus_plus(
     *,
     inner_loss: Loss | None = None,
     adapt: Adapt = None,
+    inner: Inner = None,
 ) -> Learner:
     """MAML++ (Antoniou et al., 2018). Arguments as `maml`, and:
 
@@ -172,13 +183,76 @@ def maml_plus_plus(
     adapted = _chosen(model, adapt_norm, adapt)
     names = _norm_names(model) if per_step_norm or (per_step_norm is None and not adapt_norm) else ()
     names = tuple(name for name in names if name not in adapted)
-    links = _links(sharing, rate_per_tensor_and_step, inner_lr)
+    links = _links(sharing, inner, rate_per_tensor_and_step(_rate(inner_lr)))
     schedule = Schedule(plan, steps, chain(stop_gradient(), *links), chain(*links))
     learner = _learner(
         model, links, steps, loss, adapted, per_step=names, schedule=schedule,
         final_outer_rate=plan.final_outer_rate, inner_loss=inner_loss,
     )  # fmt: skip
     return learner.at(0)
+
+
+def meta_curvature(
+    model: nn.Module,
+    inner_lr: float = 0.1,
+    steps: int = 5,
+    sharing: Sharing = None,
+    loss: Loss = "cross_entropy",
+    adapt_norm: bool = False,
+    *,
+    inner_loss: Loss | None = None,
+    adapt: Adapt = None,
+    inner: Inner = None,
+) -> Learner:
+    """Meta-Curvature (Park and Oliva, 2019): MAML with learned matrices on the direction D. Arguments as `maml`.
+
+    w <- w - inner_lr * (D x1 M_o x2 M_i x3 M_f) for filters, and M_o D M_i^T for matrices, with all M starting at the
+    identity. Biases move as in MAML. The matrix M_i of a layer with n inputs has n * n elements.
+    """
+    links = _links(sharing, inner, Curvature(), scale(_rate(inner_lr)))
+    return _learner(model, links, steps, loss, _chosen(model, adapt_norm, adapt), inner_loss=inner_loss)
+
+
+def sparse_maml(
+    model: nn.Module,
+    inner_lr: float = 0.1,
+    steps: int = 5,
+    sharing: Sharing = None,
+    loss: Loss = "cross_entropy",
+    adapt_norm: bool = False,
+    *,
+    inner_loss: Loss | None = None,
+    adapt: Adapt = None,
+    inner: Inner = None,
+) -> Learner:
+    """Sparse-MAML (von Oswald et al., 2021), its form with ReLU: MAML that learns which weights to adapt, and how fast.
+
+    w <- w - inner_lr * relu(M) * D, with an element of M, starting at 1, for each weight. Where M falls to 0 or below,
+    the weight is not adapted any more. Arguments as `maml`.
+    """
+    links = _links(sharing, inner, Mask(), scale(_rate(inner_lr)))
+    return _learner(model, links, steps, loss, _chosen(model, adapt_norm, adapt), inner_loss=inner_loss)
+
+
+def alfa(
+    model: nn.Module,
+    inner_lr: float = 0.1,
+    steps: int = 5,
+    sharing: Sharing = None,
+    loss: Loss = "cross_entropy",
+    adapt_norm: bool = False,
+    *,
+    inner_loss: Loss | None = None,
+    adapt: Adapt = None,
+    inner: Inner = None,
+) -> Learner:
+    """ALFA (Baik et al., 2020): w <- (1 - beta) w - alpha D, where a small network chooses alpha and beta.
+
+    It sees the means of w and D over each weight tensor, and gives alpha and beta for each task, tensor and step. They
+    start at alpha = inner_lr and beta = 0. Arguments as `maml`.
+    """
+    links = _links(sharing, inner, Alfa(_rate(inner_lr)))
+    return _learner(model, links, steps, loss, _chosen(model, adapt_norm, adapt), inner_loss=inner_loss)
 
 
 @dataclass(frozen=True)
@@ -213,15 +287,36 @@ def multi_step_weights(epoch: int, steps: int, epochs: int) -> tuple[float, ...]
     return (early,) * (steps - 1) + (1 - early * (steps - 1),)
 
 
-def _links(sharing: Sharing, rate: Callable[[float], Rule], inner_lr: float) -> list[Rule]:
-    try:
-        start = math.nan if isinstance(inner_lr, str) else float(inner_lr)
-    except (TypeError, ValueError, RuntimeError):  # the last: a tensor of several numbers
-        start = math.nan
-    if not 0 <= start < math.inf:
-        raise UserError(f"inner_lr is {short_repr(inner_lr)}; it must be a finite number, and not below 0")
+def _links(sharing: Sharing, inner: Inner, *rates: Rule) -> list[Rule]:
+    """The inner loop: sharing, inner optimisers, and what is special to the algorithm, with the learning rate last."""
     first = _first_link(sharing)
-    return [rate(start)] if first is None else [first, rate(start)]
+    return [*([] if first is None else [first]), *_inner_links(inner), *rates]
+
+
+def _rate(inner_lr: Any) -> float:
+    try:
+        rate = math.nan if isinstance(inner_lr, str) else float(inner_lr)
+    except (TypeError, ValueError, RuntimeError):  # the last: a tensor of several numbers
+        rate = math.nan
+    if not 0 <= rate < math.inf:
+        raise UserError(f"inner_lr is {short_repr(inner_lr)}; it must be a finite number, and not below 0")
+    return rate
+
+
+def _inner_links(inner: Inner) -> list[Rule]:
+    if inner is None:
+        return []
+    rules = [inner_rule(inner)] if isinstance(inner, str) else inner if isinstance(inner, list | tuple) else [inner]
+    if not all(map(_is_rule, rules)):
+        raise UserError(
+            "inner is gs.momentum(0.9), gs.adam(), their name, a rule of your own, a list of rules, or None,"
+            f" not {short_repr(inner)}"
+        )
+    return cast(list[Rule], [*rules])
+
+
+def _is_rule(value: Any) -> bool:
+    return not isinstance(value, type) and all(hasattr(value, part) for part in ("name", "init", "update"))
 
 
 def _first_link(sharing: Sharing) -> Rule | None:
@@ -233,7 +328,7 @@ def _first_link(sharing: Sharing) -> Rule | None:
     if sharing is None:
         return None
     rule = sharing.rule() if not isinstance(sharing, type) and hasattr(sharing, "rule") else sharing
-    if isinstance(rule, type) or not all(hasattr(rule, part) for part in ("name", "init", "update")):
+    if not _is_rule(rule):
         raise UserError(
             "sharing is gs.GradientSharing(), a control such as gs.GateOnly(), its name, a rule of your own, or None,"
             f" not {short_repr(sharing)}"

@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 BUILT_IN = "Adam"  # the optimiser of a run that was given none; its rate is the option outer_lr
 DEPTH = 4  # of values within values
-ALGORITHMS = {"RatePerElement": "meta_sgd", "RatePerTensorAndStep": "maml_plus_plus"}
+ALGORITHMS = {  # by the link that makes it what it is
+    "RatePerElement": "meta_sgd",
+    "RatePerTensorAndStep": "maml_plus_plus",
+    "Curvature": "meta_curvature",
+    "Mask": "sparse_maml",
+    "Alfa": "alfa",
+}
 PERFORMANCE = ("params", "initial_lr", "foreach", "fused", "capturable", "differentiable")  # of an optimiser's options
 
 
@@ -58,8 +64,10 @@ def fingerprint(learner: Learner, optimiser: Optimizer | None, factors: Sequence
 def _algorithm(learner: Learner, links: list[str]) -> str:
     from gradshare.engine.vmapped import BATCH_NORMS
 
+    if special := [ALGORITHMS[link] for link in links if link in ALGORITHMS]:
+        return special[-1]
     if links[-1] != "Scale":
-        return ALGORITHMS.get(links[-1], "a rule of your own")
+        return "a rule of your own"
     owned = [
         layer.named_parameters(name) for name, layer in learner.module.named_modules() if isinstance(layer, BATCH_NORMS)
     ]
