@@ -72,6 +72,13 @@ def test_a_run_without_validation_from_start_to_report(blobs: Path, tmp_path: Pa
     assert "nan" not in (tmp_path / "run" / "table.md").read_text()
 
 
+def test_a_comparison_without_validation(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_here(monkeypatch)
+    sizes = [0 if before == "--val-tasks" else word for before, word in zip(["", *TINY], TINY, strict=False)]
+    said = call("compare", "--dataset", blobs, *sizes, "--epochs", 1, "--out", tmp_path).out
+    assert "original" in said and "nan" not in said
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("command", ["train", "compare"])
 def test_a_log_for_tensorboard(command: str, blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,14 @@ def test_a_rule_that_uses_the_weights() -> None:
     assert_same_as_whole(gs.first_order_maml(net(), steps=3, sharing=decay), tasks(3), 2)
 
 
+def test_a_rule_that_leaves_some_weights_as_they_are() -> None:
+    def update(at: gs.InnerStep) -> gs.Moved:
+        return gs.Moved({n: g if n.startswith("5") else torch.zeros_like(g) for n, g in at.gradients.items()})
+
+    rule = gs.InnerRule("some", lambda weights, steps: ({}, {}), update)
+    assert_same_as_whole(gs.maml(net(), steps=3, sharing=rule), tasks(3), 2)
+
+
 def test_a_rule_that_says_that_it_is_of_first_order() -> None:
     """Its gradients are constants, though it does not detach them."""
     halved = gs.InnerRule(

@@ -18,7 +18,7 @@ from gradshare.errors import LineWarning
 from gradshare.runs.display import Silent
 from gradshare.runs.divergence import Diverged
 from gradshare.runs.records import Epoch
-from gradshare.runs.trackers import TensorBoard, epoch_numbers
+from gradshare.runs.trackers import TensorBoard, as_trackers, epoch_numbers
 from gradshare.runs.workers import Interrupted
 from tests.support.runs import TINY, StopAt, learner
 
@@ -125,6 +125,10 @@ def test_an_error_and_a_divergence_have_failed(dataset: gs.Dataset, tmp_path: Pa
     with pytest.raises(Diverged):
         gs.train(gs.maml(model, steps=1), dataset, tmp_path / "run", trackers=diverged, **SHORT | {"iterations": 30})
     assert failed.ended == diverged.ended == ["failed"]
+
+
+def test_no_tracker_may_be_none_or_empty() -> None:
+    assert as_trackers(None) == as_trackers(()) == []
 
 
 @pytest.mark.parametrize("trackers", [object(), [FabricLogger], "tensorboard", 3])

@@ -12,6 +12,8 @@ import torch
 
 import gradshare as gs
 from gradshare.engine.conv4.triton import device
+from gradshare.learners.parts import gradients_in_parts
+from gradshare.method.state import flatten
 from tests.support.kernel_learners import (
     EVERY,
     HARD,
@@ -27,10 +29,12 @@ from tests.support.kernel_tools import (
     CASES,
     GPU,
     SUMS,
+    Batch,
     Case,
     batch_of,
     check_convolve,
     check_correlate,
+    error,
     in_few_programs,
     name_of,
     needs_interpreter,
@@ -107,3 +111,18 @@ def test_all_variants_of_every_program_compile_for_an_h200() -> None:
     from tests.support.compile_kernels import check_compiled
 
     check_compiled("tf32", "bf16")
+
+
+@needs_interpreter
+@pytest.mark.parametrize("sharing", [gs.GradientSharing(), gs.GradientSharing("tensor")], ids=["global", "tensor"])
+def test_parts_of_a_batch(few_programs: None, sharing: Any) -> None:
+    """One task and one inner step at a time: the packed weights, and the rule by fused programs for all tasks."""
+    learner, _ = pair_of(gs.maml_plus_plus, sharing, steps=2)
+    state, episodes = start_of(learner), tasks_of(2, 2, 2, 2, SMALL)
+    expected, whole = batch_of(learner, state, episodes)
+    outcome, values = gradients_in_parts(learner, state, episodes, 1)
+    found = dict(zip(expected.gradients, values, strict=True))
+    assert all(value is not None for value in values)
+    memory = {name: value for name, value in flatten(outcome.memory, "memory").items() if value.is_floating_point()}
+    assert error(Batch(outcome.loss, outcome.losses, found, memory), expected) < 1e-5  # type: ignore[arg-type]
+    assert whole.accuracy is not None and torch.equal(whole.accuracy, outcome.accuracy)  # type: ignore[arg-type]

@@ -70,14 +70,14 @@ class _Parts:
             steps, memory = self._forward()
         weights = self.learner.step_weights or (0.0,) * (len(steps) - 1) + (1.0,)
         scores: list[tuple[float, Tensor, Tensor | None]] = []
-        adjoint: Weights = {}  # derivative of the outer loss with respect to the fast weights; missing: zero
+        adjoint: dict[str, Tensor] = {}  # derivative of the outer loss with respect to the fast weights; missing: zero
         carried: dict[str, Tensor] = {}  # the same for the carry
         for k in reversed(range(self.learner.steps)):
             step = steps.pop()
             if weights[k] or k == self.learner.steps - 1:
-                losses, right, here = self._query(step.after, k, weights[k] / batch)
-                scores.append((weights[k] * (self.tasks / batch), losses, right))
-                adjoint = _sum(adjoint, here)
+                scores.append(
+                    (weights[k] * (self.tasks / batch), *self._query(step.after, k, weights[k] / batch, adjoint))
+                )
             adjoint, carried = self._back(step, k, adjoint, carried)
         for name, gradient in adjoint.items():
             self.start[name].grad = gradient.sum(0)
@@ -103,9 +103,9 @@ class _Parts:
         vars(self.learner)["_rule_seen"] = True
         return steps, stack_memory(self.memory, rows)
 
-    def _query(self, after: Weights, k: int, weight: float) -> tuple[Tensor, Tensor | None, Weights]:
-        """Query losses and accuracies after a step; derivatives for the fast weights, and in `shared`."""
-        losses, right, adjoints = [], [], []
+    def _query(self, after: Weights, k: int, weight: float, adjoint: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Query losses and accuracies after a step. Their derivatives are added to `adjoint`, and in `shared`."""
+        losses, right = [], []
         for tasks, part in zip(self.slices, self.parts, strict=True):
             fast, inputs = _leaves(after, tasks), self.network.inputs(part.query_x, part.query_mask)
             logits = self.network.forward(fast, self.shared[k], inputs, inner=False)
@@ -114,13 +114,12 @@ class _Parts:
             losses.append(each.detach())
             if (share := accuracy(logits, part.query_y, part.query_mask)) is not None:
                 right.append(share)
-            adjoints.append(_gathered(fast))
-        found = {name: _joined([one[name] for one in adjoints]) for name in adjoints[0]}
-        return _joined(losses), _joined(right) if right else None, found
+            _add(adjoint, after, tasks, fast)
+        return _joined(losses), _joined(right) if right else None
 
     def _back(
-        self, step: _Step, k: int, adjoint: Weights, carried: dict[str, Tensor]
-    ) -> tuple[Weights, dict[str, Tensor]]:
+        self, step: _Step, k: int, adjoint: dict[str, Tensor], carried: dict[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """From derivatives with respect to what a step left, to those with respect to what it found."""
         fast = _leaves(step.before)
         gradients = _leaves(step.gradients) if self.second_order else step.gradients
@@ -138,8 +137,7 @@ class _Parts:
             own, again = self._support_gradients(step.before, k, number, True)
             names = [name for name in along if again[name].requires_grad]
             _backward([again[name] for name in names], [along[name][tasks] for name in names], own, self.shared[k])
-            for name, derivative in _gathered(own).items():
-                adjoint.setdefault(name, torch.zeros_like(along[name]))[tasks] += derivative
+            _add(adjoint, step.before, tasks, own)
         return adjoint, _gathered(entering)
 
     def _support_gradients(self, fast: Weights, k: int, number: int, create_graph: bool) -> tuple[Weights, Weights]:
@@ -227,6 +225,9 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def _sum(one: Weights, other: Weights) -> Weights:
-    both = {name: value + other[name] for name, value in one.items() if name in other}
-    return {**one, **other, **both}
+def _add(total: dict[str, Tensor], weights: Weights, tasks: slice, leaves: Weights) -> None:
+    """Add what the leaves of some tasks gathered to the derivatives with respect to the weights of all tasks."""
+    for name, derivative in _gathered(leaves).items():
+        if name not in total:
+            total[name] = torch.zeros_like(weights[name])
+        total[name][tasks] += derivative

@@ -34,7 +34,9 @@ class Tracker(Protocol):
 
 
 def as_trackers(trackers: Any) -> list[Tracker]:
-    """One tracker or several, as a list; an error for what is none."""
+    """None, one tracker or several, as a list; an error for what is no tracker."""
+    if trackers is None:
+        return []
     found = [trackers] if _is_tracker(trackers) or not isinstance(trackers, Iterable) else list(trackers)
     for tracker in found:
         if not _is_tracker(tracker):

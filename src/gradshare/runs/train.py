@@ -108,7 +108,7 @@ def train(
     engine: Engine = "auto",
     precision: Precision = "float32",
     group: Group = ALONE,
-    trackers: Tracker | Iterable[Tracker] = (),
+    trackers: Tracker | Iterable[Tracker] | None = (),
     optimiser: Factory | None = None,
     schedule: Callable[[int], float] | None = None,
     *,
@@ -213,7 +213,7 @@ def train(
             stack.enter_context(run.folder.remove_if_out_of_memory())
         run.open(options, resume)
         if group.first:
-            name = str(options.get("arm", place.name))
+            name = str(options.get("arm", place.resolve().name))
             run.display = stack.enter_context(shown(display, name, run.folder, training))
             run.trackers = stack.enter_context(tracking(followers, options))
         try:
