@@ -6,13 +6,13 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast, get_args
 
 from torch import nn
 
 from gradshare.engine import vmapped
 from gradshare.errors import UserError, check_range, check_whole, short_repr
-from gradshare.learners.learner import Learner
+from gradshare.learners.learner import HeadStart, Learner
 from gradshare.method.losses import LOSSES, Loss
 from gradshare.method.rules import Rule, chain, rate_per_element, rate_per_tensor_and_step, scale, stop_gradient
 from gradshare.method.variants import first_link, variant
@@ -40,7 +40,7 @@ class FirstLink(Protocol):
 
 
 Sharing = FirstLink | Rule | str | None
-Adapt = Sequence[str] | Callable[[str], bool] | None
+Adapt = str | Sequence[str] | Callable[[str], bool] | None
 
 
 def maml(
@@ -53,6 +53,7 @@ def maml(
     *,
     inner_loss: Loss | None = None,
     adapt: Adapt = None,
+    head_start: HeadStart = "learned",
 ) -> Learner:
     """MAML (Finn et al., 2017): w[t] <- w[t] - inner_lr * D[t], where D is the gradient, or the shared direction.
 
@@ -66,16 +67,20 @@ def maml(
         adapt_norm: whether the inner loop also moves the gain and bias of batch norm; they are meta-learned either way.
         inner_loss: the loss on the support sets, where it is another one; as `loss`.
         adapt: the weights that the inner loop moves: names of weights or of submodules, `["layer4", "head"]`, or a
-            function of a weight's name; None: all. The others are meta-learned all the same. Batch norm in a submodule
-            is adapted with `adapt_norm` alone.
+            function of a weight's name; None: all. The others are meta-learned all the same. Batch norm is adapted
+            only if its weights are named in full, or with `adapt_norm`.
+        head_start: where the head starts in each task: `"learned"`; `"zero-init"`, zero before training and learned
+            from there; or `"zero"`, zero for every task and never learned. The head is the module that owns the last
+            parameter.
 
     Example:
         >>> import gradshare as gs
         >>> gs.maml(gs.Conv4(), inner_lr=0.1, steps=5, sharing=gs.GradientSharing()).steps
         5
     """
-    links = _links(sharing, scale, inner_lr)
-    return _learner(model, links, steps, loss, _chosen(model, adapt_norm, adapt), inner_loss=inner_loss)
+    links = [*_first(sharing), scale(_rate(inner_lr))]
+    adapted = _chosen(model, adapt_norm, adapt)
+    return _learner("maml", model, adapted, links, steps, loss, inner_loss, head_start)
 
 
 def first_order_maml(
@@ -88,10 +93,12 @@ def first_order_maml(
     *,
     inner_loss: Loss | None = None,
     adapt: Adapt = None,
+    head_start: HeadStart = "learned",
 ) -> Learner:
     """MAML with the task gradients as constants (Finn et al., 2017, 5.2). Arguments as `maml`."""
-    links = [stop_gradient(), *_links(sharing, scale, inner_lr)]
-    return _learner(model, links, steps, loss, _chosen(model, adapt_norm, adapt), inner_loss=inner_loss)
+    links = [stop_gradient(), *_first(sharing), scale(_rate(inner_lr))]
+    adapted = _chosen(model, adapt_norm, adapt)
+    return _learner("first_order_maml", model, adapted, links, steps, loss, inner_loss, head_start)
 
 
 def meta_sgd(
@@ -104,10 +111,12 @@ def meta_sgd(
     *,
     inner_loss: Loss | None = None,
     adapt: Adapt = None,
+    head_start: HeadStart = "learned",
 ) -> Learner:
     """Meta-SGD (Li et al., 2017): a learned rate per weight, all starting at `inner_lr`. Arguments as `maml`."""
-    links = _links(sharing, rate_per_element, inner_lr)
-    return _learner(model, links, steps, loss, _chosen(model, adapt_norm, adapt), inner_loss=inner_loss)
+    links = [*_first(sharing), rate_per_element(_rate(inner_lr))]
+    adapted = _chosen(model, adapt_norm, adapt)
+    return _learner("meta_sgd", model, adapted, links, steps, loss, inner_loss, head_start)
 
 
 def anil(
@@ -119,13 +128,42 @@ def anil(
     head: str | None = None,
     *,
     inner_loss: Loss | None = None,
+    head_start: HeadStart = "learned",
 ) -> Learner:
     """ANIL (Raghu et al., 2020): MAML that adapts the head alone. Arguments as `maml`, and:
 
     Args:
         head: name of the submodule to adapt; None is the module that owns the last parameter.
     """
-    return _learner(model, _links(sharing, scale, inner_lr), steps, loss, _only(model, head), inner_loss=inner_loss)
+    links = [*_first(sharing), scale(_rate(inner_lr))]
+    return _learner("anil", model, _under(model, head), links, steps, loss, inner_loss, head_start, head)
+
+
+def boil(
+    model: nn.Module,
+    inner_lr: float = 0.1,
+    steps: int = 5,
+    sharing: Sharing = None,
+    loss: Loss = "cross_entropy",
+    adapt_norm: bool = False,
+    head: str | None = None,
+    *,
+    inner_loss: Loss | None = None,
+    head_start: HeadStart = "learned",
+) -> Learner:
+    """BOIL (Oh et al., 2021): MAML that adapts all but the head. Arguments as `maml`, and:
+
+    Args:
+        head: name of the submodule that is not adapted; None is the module that owns the last parameter.
+
+    Example:
+        >>> import gradshare as gs
+        >>> gs.boil(gs.Conv4(), sharing=gs.GradientSharing()).adapted[-2:]
+        ('convs.3.weight', 'convs.3.bias')
+    """
+    links, kept = [*_first(sharing), scale(_rate(inner_lr))], _under(model, head)
+    adapted = tuple(name for name in _chosen(model, adapt_norm, None) if name not in kept)
+    return _learner("boil", model, adapted, links, steps, loss, inner_loss, head_start, head)
 
 
 def maml_plus_plus(
@@ -143,6 +181,7 @@ def maml_plus_plus(
     *,
     inner_loss: Loss | None = None,
     adapt: Adapt = None,
+    head_start: HeadStart = "learned",
 ) -> Learner:
     """MAML++ (Antoniou et al., 2018). Arguments as `maml`, and:
 
@@ -172,13 +211,10 @@ def maml_plus_plus(
     adapted = _chosen(model, adapt_norm, adapt)
     names = _norm_names(model) if per_step_norm or (per_step_norm is None and not adapt_norm) else ()
     names = tuple(name for name in names if name not in adapted)
-    links = _links(sharing, rate_per_tensor_and_step, inner_lr)
+    links = [*_first(sharing), rate_per_tensor_and_step(_rate(inner_lr))]
     schedule = Schedule(plan, steps, chain(stop_gradient(), *links), chain(*links))
-    learner = _learner(
-        model, links, steps, loss, adapted, per_step=names, schedule=schedule,
-        final_outer_rate=plan.final_outer_rate, inner_loss=inner_loss,
-    )  # fmt: skip
-    return learner.at(0)
+    more: dict[str, Any] = {"per_step": names, "schedule": schedule, "final_outer_rate": plan.final_outer_rate}
+    return _learner("maml_plus_plus", model, adapted, links, steps, loss, inner_loss, head_start, **more).at(0)
 
 
 @dataclass(frozen=True)
@@ -213,43 +249,58 @@ def multi_step_weights(epoch: int, steps: int, epochs: int) -> tuple[float, ...]
     return (early,) * (steps - 1) + (1 - early * (steps - 1),)
 
 
-def _links(sharing: Sharing, rate: Callable[[float], Rule], inner_lr: float) -> list[Rule]:
+def _rate(inner_lr: float) -> float:
     try:
-        start = math.nan if isinstance(inner_lr, str) else float(inner_lr)
+        rate = math.nan if isinstance(inner_lr, str) else float(inner_lr)
     except (TypeError, ValueError, RuntimeError):  # the last: a tensor of several numbers
-        start = math.nan
-    if not 0 <= start < math.inf:
+        rate = math.nan
+    if not 0 <= rate < math.inf:
         raise UserError(f"inner_lr is {short_repr(inner_lr)}; it must be a finite number, and not below 0")
-    first = _first_link(sharing)
-    return [rate(start)] if first is None else [first, rate(start)]
+    return rate
 
 
-def _first_link(sharing: Sharing) -> Rule | None:
+def _first(sharing: Sharing) -> list[Rule]:
+    """The first link of the chain, if there is one."""
     if isinstance(sharing, str):
         row = variant(sharing)
         if row.rate != 1:
             raise UserError(f"{sharing} is the original at {row.rate} times the inner rate: give that inner_lr instead")
         sharing = first_link(sharing, allowed=(sharing,))
     if sharing is None:
-        return None
+        return []
     rule = sharing.rule() if not isinstance(sharing, type) and hasattr(sharing, "rule") else sharing
     if isinstance(rule, type) or not all(hasattr(rule, part) for part in ("name", "init", "update")):
         raise UserError(
             "sharing is gs.GradientSharing(), a control such as gs.GateOnly(), its name, a rule of your own, or None,"
             f" not {short_repr(sharing)}"
         )
-    return cast(Rule, rule)
+    return [cast(Rule, rule)]
 
 
 def _learner(
-    model: nn.Module, links: list[Rule], steps: int, loss: Loss, adapted: tuple[str, ...], **more: Any
+    algorithm: str,
+    model: nn.Module,
+    adapted: tuple[str, ...],
+    links: list[Rule],
+    steps: int,
+    loss: Loss,
+    inner_loss: Loss | None,
+    head_start: HeadStart,
+    head: str | None = None,
+    **more: Any,  # further fields of the learner
 ) -> Learner:
+    """What all algorithms have in common: checks of the common options, and the learner."""
     check_whole("steps", steps, 1)
-    for name, value in {"loss": loss, "inner_loss": more["inner_loss"]}.items():
+    for name, value in {"loss": loss, "inner_loss": inner_loss}.items():
         if not callable(value) and value not in LOSSES and not (name == "inner_loss" and value is None):
             _unknown(name, value, LOSSES)
+    if head_start not in get_args(HeadStart):
+        _unknown("head_start", head_start, get_args(HeadStart))
     if not adapted:
         raise UserError("the model has no weight to adapt: none requires a gradient")
+    head_names = () if head_start == "learned" else _under(model, head)
+    if head_start == "zero" and not set(head_names) & set(adapted):
+        raise UserError(f"head_start='zero' needs a head that is adapted, and {', '.join(head_names)} are not")
     prepared = vmapped.prepare(model)
     if any(not layer.training for layer in vmapped.norms(model).values()):
         warnings.warn(
@@ -257,10 +308,11 @@ def _learner(
             " norm_statistics='support' at test to normalise with those of the support set",
             stacklevel=3,
         )
-    return Learner(prepared, chain(*links), int(steps), loss, adapted, **more)
+    more = {"inner_loss": inner_loss, "head_start": head_start, "head": head_names, **more}
+    return Learner(prepared, chain(*links), int(steps), loss, adapted, algorithm=algorithm, **more)
 
 
-def _unknown(what: str, value: str, known: Any) -> NoReturn:
+def _unknown(what: str, value: Any, known: Any) -> NoReturn:
     raise UserError(f"{what} {value!r} is not one of {', '.join(known)}")
 
 
@@ -294,13 +346,14 @@ def _chosen(model: nn.Module, adapt_norm: bool, adapt: Adapt) -> tuple[str, ...]
 
 
 def _is_asked(name: str, asked: str | Callable[[str], bool], norms: tuple[str, ...]) -> bool:
-    """Whether a weight is asked for by its name, by that of a submodule, or by a function."""
+    """Whether a weight is asked for by its name; or, if it is not of batch norm, by a submodule or by a function."""
     if callable(asked):
-        return asked(name)
+        return name not in norms and bool(asked(name))
     return name == asked or (name.startswith(f"{asked}.") and name not in norms)
 
 
-def _only(model: nn.Module, head: str | None) -> tuple[str, ...]:
+def _under(model: nn.Module, head: str | None) -> tuple[str, ...]:
+    """Names of the head's weights."""
     names = _trainable(model, lambda name: True)
     if head is None and names:
         head = names[-1].rpartition(".")[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ from gradshare.method.losses import Loss, accuracy, task_losses
 from gradshare.method.network import Network, NormStatistics
 from gradshare.method.rules import Rule, Tree, Weights, checked, sum_of_tasks
 from gradshare.method.state import MetaState, check_fit
+
+HeadStart = Literal["learned", "zero-init", "zero"]  # where the head of a task starts
 
 
 class Outcome(NamedTuple):
@@ -65,13 +67,17 @@ class Learner:
     precision: Precision = "float32"  # tf32 and bf16: the GPU kernels, where they fit
     group: Group = ALONE  # the processes that the tasks of a batch are spread over
     inner_loss: Loss | None = None  # of the inner loop; None: the same as `loss`
+    algorithm: str = "maml"  # the function that made it
+    head_start: HeadStart = "learned"
+    head: tuple[str, ...] = ()  # names of the head's weights, unless they are learned as all others are
 
     def __repr__(self) -> str:
         weights = sum(weight.numel() for weight in self.module.parameters())
         links = ", ".join(map(repr, getattr(self.rule, "links", [self.rule])))
         losses = _name(self.loss) + ("" if self.inner_loss is None else f", inner_loss={_name(self.inner_loss)}")
         model = f"{type(self.module).__name__} of {weights:,} weights, {len(self.adapted)} of its tensors adapted"
-        return f"Learner({model}; rule {links}; steps={self.steps}, loss={losses})"
+        head = "" if self.head_start == "learned" else f", head_start={self.head_start!r}"
+        return f"Learner({model}; rule {links}; steps={self.steps}, loss={losses}{head})"
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: the fields, without what was computed from them."""
@@ -139,6 +145,7 @@ class Learner:
             cast(Any, module).initialise(torch.Generator().manual_seed(seed))
             module.to(next(self.module.parameters()).device)
         weights = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
+        weights |= {name: torch.zeros_like(weights[name]) for name in self.head}
         learned, memory = self.rule.init({name: weights[name] for name in self.adapted}, self.steps)
         if self.per_step:
             learned["per_step"] = {name: torch.stack([weights.pop(name)] * self.steps) for name in self.per_step}
@@ -291,7 +298,7 @@ class Learner:
             return self.losses(network.forward(fast, shared[k], inputs, inner=True), y, mask, inner=True)
 
         found = adapt(
-            network.start(state.params),
+            network.start(self._start(state)),
             support_losses,
             self._rule(),
             network.pack(state.learned),
@@ -342,6 +349,12 @@ class Learner:
     def accept(self, state: MetaState) -> None:
         """Take a state as one that fits: `meta_step` has just made its memory."""
         vars(self)["_checked"] = (state.params, state.learned, state.memory)
+
+    def _start(self, state: MetaState) -> dict[str, Tensor]:
+        """Weights before the first inner step."""
+        if self.head_start != "zero":
+            return state.params
+        return state.params | {name: torch.zeros_like(state.params[name]) for name in self.head}
 
     def _shared(self, state: MetaState, step: int) -> dict[str, Tensor]:
         """Weights that are not adapted, as they are at one inner step."""

@@ -57,7 +57,7 @@ class _Parts:
         self.slices = [slice(first, first + size) for first in range(0, episodes.tasks, size)]
         self.parts = [episodes[one] for one in self.slices]
         self.support = [self.network.inputs(part.support_x, part.support_mask) for part in self.parts]
-        self.start = sources.cut(self.network.start(state.params))
+        self.start = sources.cut(self.network.start(learner._start(state)))
         self.shared = [sources.cut(shared) for shared in learner._shared_of_steps(state)]
         self.learned = sources.cut(self.network.pack(state.learned))
         self.memory = self.network.pack(state.memory)
