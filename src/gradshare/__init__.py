@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "learners.algorithms": ["anil", "boil", "first_order_maml", "maml", "maml_plus_plus", "meta_sgd"],
+    "learners.algorithms": [
+        "anil",
+        "boil",
+        "first_order_maml",
+        "maml",
+        "maml_plus_plus",
+        "meta_sgd",
+        "proto_maml",
+        "reptile",
+    ],
     "engine.networks": ["Conv4"],
     "runs.config": ["RunConfig", "Training"],
     "method.controls": ["BatchOnly", "GateOnly", "MemoryOnly"],
@@ -51,7 +60,16 @@ if TYPE_CHECKING:
     from gradshare.engine.networks import Conv4
     from gradshare.engine.processes import Group
     from gradshare.errors import UserError
-    from gradshare.learners.algorithms import anil, boil, first_order_maml, maml, maml_plus_plus, meta_sgd
+    from gradshare.learners.algorithms import (
+        anil,
+        boil,
+        first_order_maml,
+        maml,
+        maml_plus_plus,
+        meta_sgd,
+        proto_maml,
+        reptile,
+    )
     from gradshare.learners.graphs import compiled_step
     from gradshare.learners.learner import Learner, Outcome
     from gradshare.learners.optimisers import optimiser

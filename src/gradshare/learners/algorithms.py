@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast, get_args
 
 from torch import nn
@@ -13,8 +13,10 @@ from torch import nn
 from gradshare.engine import vmapped
 from gradshare.errors import UserError, check_range, check_whole, short_repr
 from gradshare.learners.learner import HeadStart, Learner
+from gradshare.method.heads import BodyOnly
 from gradshare.method.losses import LOSSES, Loss
 from gradshare.method.rules import Rule, chain, rate_per_element, rate_per_tensor_and_step, scale, stop_gradient
+from gradshare.method.state import flatten
 from gradshare.method.variants import first_link, variant
 
 
@@ -166,6 +168,86 @@ def boil(
     return _learner("boil", model, adapted, links, steps, loss, inner_loss, head_start, head)
 
 
+def proto_maml(
+    model: nn.Module,
+    inner_lr: float = 0.1,
+    steps: int = 5,
+    sharing: Sharing = None,
+    loss: Loss = "cross_entropy",
+    adapt_norm: bool = False,
+    head: str | None = None,
+    *,
+    inner_loss: Loss | None = None,
+    adapt: Adapt = None,
+) -> Learner:
+    """Proto-MAML (Triantafillou et al., 2020): MAML whose head starts as that of a prototypical network.
+
+    With p_c the mean of the support features of class c, the head of a task starts at W_c = 2 p_c, b_c = -|p_c|^2, and
+    the outer gradient goes through it. Tasks at test may have any number of ways. `steps=0` is a prototypical network.
+    Sharing acts on the gradients of the body; the head takes its own. Arguments as `maml`, and:
+
+    Args:
+        head: name of the head, an `nn.Linear` with a bias, whose outputs are those of the model; None is the module
+            that owns the last parameter. Its own weights are not used. In training its size is the number of ways.
+        adapt: as in `maml`; the head is always adapted.
+
+    Example:
+        >>> import gradshare as gs
+        >>> learner = gs.proto_maml(gs.Conv4(ways=5, filters=8, image=(1, 28, 28)), steps=2)
+        >>> episodes = gs.load_dataset("glyphs").sample("test", gs.Shape(7, 1, 15), tasks=3, key=(0,))
+        >>> learner.logits(learner.init(seed=0), episodes).shape
+        torch.Size([3, 105, 7])
+    """
+    names = _under(model, head)
+    owner = model.get_submodule(names[0].rpartition(".")[0])
+    if not isinstance(owner, nn.Linear) or len(names) != 2:
+        raise UserError(f"proto_maml needs a head that is an nn.Linear with a trained bias, not {short_repr(owner)}")
+    chosen = {*_chosen(model, adapt_norm, adapt), *names}
+    adapted = tuple(name for name in _trainable(model, lambda name: True) if name in chosen)
+    first = _first(sharing)
+    if first and (steps == 0 or len(adapted) == len(names)):
+        raise UserError("there are no gradients of the body to share: leave sharing out, or adapt the body in steps")
+    links = [*(BodyOnly(link, names) for link in chain(*first).links), scale(_rate(inner_lr))]
+    learner = _learner("proto_maml", model, adapted, links, steps, loss, inner_loss, "learned", least_steps=0)
+    return replace(learner, head_start="prototypes", head=names)
+
+
+def reptile(
+    model: nn.Module,
+    inner_lr: float = 0.1,
+    steps: int = 5,
+    sharing: Sharing = None,
+    loss: Loss = "cross_entropy",
+    adapt_norm: bool = True,
+    *,
+    inner_loss: Loss | None = None,
+    adapt: Adapt = None,
+    head_start: HeadStart = "learned",
+) -> Learner:
+    """Reptile (Nichol et al., 2018): the outer gradient is the mean over tasks of w - w[t]. Arguments as `maml`.
+
+    w[t] are the weights after the inner steps on the support set. With `torch.optim.SGD(lr=eps)` as the outer optimiser
+    this is w <- w + eps (mean of w[t] - w). The query set gives the loss and the accuracy, and no gradient. A weight
+    that is not adapted stays as it is, so batch norm is adapted here by default. A rule that learns (gates, rates) is
+    an error, since nothing would learn it.
+
+    Example:
+        >>> import gradshare as gs, torch
+        >>> learner = gs.reptile(gs.Conv4(filters=8, image=(1, 28, 28)), steps=2)
+        >>> state = learner.init(seed=0)
+        >>> sgd = torch.optim.SGD(state.trainable().values(), lr=0.1)
+        >>> episodes = gs.load_dataset("glyphs").sample("train", gs.Shape(5, 5, 5), tasks=3, key=(0,))
+        >>> bool(gs.meta_step(learner, state, sgd, episodes).taken)
+        True
+    """
+    links = [*_first(sharing), scale(_rate(inner_lr))]
+    adapted = _chosen(model, adapt_norm, adapt)
+    learner = _learner("reptile", model, adapted, links, steps, loss, inner_loss, head_start, outer="reptile")
+    if learned := flatten(learner.init().learned, "learned"):
+        raise UserError(f"reptile learns by the weights alone, so nothing would learn {', '.join(learned)}")
+    return learner
+
+
 def maml_plus_plus(
     model: nn.Module,
     inner_lr: float = 0.1,
@@ -287,10 +369,11 @@ def _learner(
     inner_loss: Loss | None,
     head_start: HeadStart,
     head: str | None = None,
+    least_steps: int = 1,
     **more: Any,  # further fields of the learner
 ) -> Learner:
     """What all algorithms have in common: checks of the common options, and the learner."""
-    check_whole("steps", steps, 1)
+    check_whole("steps", steps, least_steps)
     for name, value in {"loss": loss, "inner_loss": inner_loss}.items():
         if not callable(value) and value not in LOSSES and not (name == "inner_loss" and value is None):
             _unknown(name, value, LOSSES)
