@@ -233,7 +233,7 @@ def test_meta_gradient_of_a_control_equals_finite_differences(sharing: str) -> N
 
 
 @pytest.mark.parametrize("sharing", CONDITIONED)
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "first order"])
+@pytest.mark.parametrize("algorithm", ["maml", "meta-sgd", "maml++", "anil"])
 def test_meta_gradient_of_conditioned_sharing_equals_finite_differences(algorithm: str, sharing: str) -> None:
     assert_equal_to_finite_differences(build(TANH_NORM, algorithm, sharing), TANH_NORM, group_of)
 
@@ -358,7 +358,7 @@ def test_batch_norm_uses_the_batch_whatever_the_mode_and_running_statistics(mode
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "proto-maml"])
 @pytest.mark.parametrize("sharing", [name for name in SHARING if name != "alone"])
 def test_zero_gradients_share_nothing_and_stay_finite(algorithm: str, sharing: str) -> None:
     entry = REGRESSION._replace(loss=flat)

@@ -16,6 +16,8 @@ ALGORITHMS: dict[str, Callable[..., gs.Learner]] = {
     "meta_sgd": gs.meta_sgd,
     "maml_plus_plus": gs.maml_plus_plus,
     "anil": gs.anil,
+    "boil": gs.boil,
+    "proto_maml": gs.proto_maml,
 }
 SHARINGS = {
     "original": None,

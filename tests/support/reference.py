@@ -88,6 +88,7 @@ def start(net: nn.Module, state: Any, x: Tensor, y: Tensor, method: Method) -> W
         hook.remove()
         p = [seen[0][y == c].mean(0) for c in range(int(y.max()) + 1)]
         weight, bias = torch.stack([2 * own for own in p]), torch.stack([-own @ own for own in p])
+        theta = {n: w.clone() for n, w in theta.items()}  # so that gradients of the body are at a fixed head
         theta |= dict(zip(method.head, (weight, bias), strict=True))
     return theta
 

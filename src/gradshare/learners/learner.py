@@ -404,7 +404,9 @@ class Learner:
         own = self.module.get_parameter(weight)
         size = own.shape[1]
         identity = {weight: torch.eye(size, dtype=own.dtype, device=own.device), bias: own.new_zeros(size)}
-        features = self.network.forward(fast, {**shared, **identity}, inputs, inner=False)
+        # Other tensors than `fast`: the inner gradient of the body is at a fixed head.
+        body = {name: weight.expand(len(y), *weight.shape) for name, weight in start.items()}
+        features = self.network.forward(body, {**shared, **identity}, inputs, inner=False)
         # In training the model's ways: a GPU does not wait for labels.
         ways = len(own) if training else self.ways_of(y, mask)
         return fast | dict(zip(self.head, prototype_head(features, y, mask, ways), strict=True))
