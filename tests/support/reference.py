@@ -79,7 +79,7 @@ def start(net: nn.Module, state: Any, x: Tensor, y: Tensor, method: Method) -> W
     """A task's weights before the first step."""
     theta = {name: state.params[name] for name in method.adapted if name in state.params}
     if method.start == "zero":
-        theta |= {name: torch.zeros_like(theta[name]) for name in method.head}
+        theta |= {name: torch.zeros_like(theta[name], requires_grad=True) for name in method.head}
     if method.start == "prototypes":
         seen: list[Tensor] = []
         layer = net.get_submodule(method.head[0].rpartition(".")[0])

@@ -165,6 +165,8 @@ def boil(
     """
     links, kept = [*_first(sharing), scale(_rate(inner_lr))], _under(model, head)
     adapted = tuple(name for name in _chosen(model, adapt_norm, None) if name not in kept)
+    if not adapted:
+        raise UserError(f"boil adapts all but the head, and the model has only {', '.join(kept)}")
     return _learner("boil", model, adapted, links, steps, loss, inner_loss, head_start, head)
 
 
