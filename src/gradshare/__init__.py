@@ -14,11 +14,14 @@ _HOME = {
     "learners.algorithms": [
         "alfa",
         "anil",
+        "boil",
         "first_order_maml",
         "maml",
         "maml_plus_plus",
         "meta_curvature",
         "meta_sgd",
+        "proto_maml",
+        "reptile",
         "sparse_maml",
     ],
     "engine.networks": ["Conv4"],
@@ -64,11 +67,14 @@ if TYPE_CHECKING:
     from gradshare.learners.algorithms import (
         alfa,
         anil,
+        boil,
         first_order_maml,
         maml,
         maml_plus_plus,
         meta_curvature,
         meta_sgd,
+        proto_maml,
+        reptile,
         sparse_maml,
     )
     from gradshare.learners.graphs import compiled_step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,6 +24,8 @@ ALGORITHMS = {
     "meta-sgd": gs.meta_sgd,
     "maml++": gs.maml_plus_plus,
     "anil": gs.anil,
+    "boil": gs.boil,
+    "proto-maml": gs.proto_maml,
 }
 FURTHER: dict[str, Any] = {  # inner optimisers and learned preconditioning, with fewer combinations
     "momentum": partial(gs.maml, inner=gs.momentum(0.9)),
@@ -77,7 +79,7 @@ def build(
     learner = make(model, inner_lr=0.1, steps=steps, sharing=link, loss=entry.loss, **options, **more)
     method = Method(
         steps=steps,
-        adapted=head_names(model) if algorithm == "anil" else adapted_names(model, adapt_norm),
+        adapted=adapted_by(algorithm, model, adapt_norm),
         rates=RATES.get(algorithm, "constant"),
         first=first,
         norm=norm,
@@ -86,8 +88,21 @@ def build(
         loss=LOSSES.get(entry.loss, entry.loss),
         inner=algorithm if algorithm in ("momentum", "adam") else "none",
         special=SPECIAL.get(algorithm, "none"),
+        head=head_names(model) if algorithm == "proto-maml" else (),
+        start="prototypes" if algorithm == "proto-maml" else "learned",
     )
     return Case(model, learner, method)
+
+
+def adapted_by(algorithm: str, model: nn.Module, adapt_norm: bool) -> tuple[str, ...]:
+    every, head = adapted_names(model, adapt_norm), head_names(model)
+    return {"anil": head, "boil": tuple(name for name in every if name not in head)}.get(algorithm, every)
+
+
+def classifiers(algorithms: Iterable[str], nets: dict[str, Any]) -> list[tuple[str, str]]:
+    """All pairs of an algorithm and a network, but those of prototypes where the targets are not classes."""
+    classes = {name for name, (entry, *_) in nets.items() if entry.loss == "cross_entropy"}
+    return [(one, net) for one in algorithms for net in nets if net in classes or one != "proto-maml"]
 
 
 def norm_names(model: nn.Module) -> set[str]:
@@ -121,9 +136,12 @@ def randomised(state: Any, seed: int = 3) -> Any:
 
 
 def same(path: str, ours: Tensor, theirs: Tensor, scale: float) -> str:
-    """Empty if equal to 1e-10 of the largest element; where that is rounding (below 1e-12 of scale), if both are."""
+    """Empty if equal to 1e-10 of the largest element, or to the rounding of sums of such a scale.
+
+    Where the largest element is rounding (below 1e-12 of scale), if both are.
+    """
     largest, apart = theirs.abs().max().item(), (ours - theirs).abs().max().item()
-    bound = 1e-12 * scale if largest < 1e-12 * scale else 1e-10 * largest
+    bound = 1e-12 * scale if largest < 1e-12 * scale else max(1e-10 * largest, 1e-15 * scale)
     return "" if apart <= bound else f"{path}: differs by {apart:.2e}, largest element {largest:.2e}"
 
 
@@ -148,7 +166,7 @@ def disagreements(case: Case, state: Any, out: Any, expected: reference.Outer) -
 
 def memory_disagreements(case: Case, memory: dict[str, Any], expected: reference.Outer) -> Iterator[str]:
     yield "" if bool(memory["seen"]) else "memory: not seen"
-    yield "" if set(memory["ghat"]) == set(case.method.adapted) else f"memory of {list(memory['ghat'])}"
+    yield "" if set(memory["ghat"]) == set(case.method.shared) else f"memory of {list(memory['ghat'])}"
     for name, ghat in expected.ghat.items():
         ours = memory["ghat"][name]
         yield "" if not ours.requires_grad else f"memory of {name} has a gradient"

@@ -18,6 +18,8 @@ ALGORITHMS: dict[str, Callable[..., gs.Learner]] = {
     "meta_sgd": gs.meta_sgd,
     "maml_plus_plus": gs.maml_plus_plus,
     "anil": gs.anil,
+    "boil": gs.boil,
+    "proto_maml": gs.proto_maml,
     "meta_curvature": gs.meta_curvature,
     "sparse_maml": gs.sparse_maml,
     "alfa": partial(gs.alfa, adapt=lambda name: name not in ("0.bias", "1.weight", "1.bias")),

@@ -34,6 +34,13 @@ class Method(NamedTuple):
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
     inner: str = "none"  # inner optimiser: none, momentum (0.9), or adam (eps 1e-3)
     special: str = "none"  # learned preconditioning: none, curvature, mask or alfa
+    head: tuple[str, ...] = ()  # the weight and the bias of a head that does not start at learned values
+    start: str = "learned"  # of the head: learned, zero, or prototypes (then it is not shared)
+    outer: str = "gradient"  # or reptile
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        return tuple(n for n in self.adapted if self.start != "prototypes" or n not in self.head)
 
 
 class Outer(NamedTuple):
@@ -46,7 +53,7 @@ class Outer(NamedTuple):
 def outer_loss(model: nn.Module, state: Any, episodes: Any, method: Method) -> Outer:
     """Algorithm 1, up to the outer update: mean over tasks t of L_test[t](theta[t, K]), and the new memory."""
     net, T, ghats, total, rounding = copy.deepcopy(model).train(), len(episodes.support_x), [], torch.zeros(()), set()
-    theta = [{name: state.params[name] for name in method.adapted} for _ in range(T)]
+    theta = [start(net, state, episodes.support_x[t], episodes.support_y[t], method) for t in range(T)]
     weights = method.step_weights or (0.0,) * (method.steps - 1) + (1.0,)
     carries: list[Carry] = [{} for _ in range(T)]
     with double_backward():
@@ -63,17 +70,48 @@ def outer_loss(model: nn.Module, state: Any, episodes: Any, method: Method) -> O
                 logits = [forward(net, state, theta[t], k, episodes.query_x[t]) for t in range(T)]
                 losses = [method.loss(logits[t], episodes.query_y[t]) for t in range(T)]
                 total = total + weights[k] * sum(losses) / T
-    stored = {n: torch.stack([g[n].detach() for g in ghats]) for n in method.adapted}
+        if method.steps == 0:
+            logits = [forward(net, state, theta[t], 0, episodes.query_x[t]) for t in range(T)]
+            total = sum(method.loss(logits[t], episodes.query_y[t]) for t in range(T)) / T
+    stored = {n: torch.stack([g[n].detach() for g in ghats]) for n in method.shared if ghats}
+    if method.outer == "reptile":
+        total = total.detach() + reptile(state, theta)
     return Outer(total, accuracy(logits, episodes.query_y), stored, rounding)
+
+
+def start(net: nn.Module, state: Any, x: Tensor, y: Tensor, method: Method) -> Weights:
+    """A task's weights before the first step."""
+    theta = {name: state.params[name] for name in method.adapted if name in state.params}
+    if method.start == "zero":
+        theta |= {name: torch.zeros_like(theta[name], requires_grad=True) for name in method.head}
+    if method.start == "prototypes":
+        seen: list[Tensor] = []
+        layer = net.get_submodule(method.head[0].rpartition(".")[0])
+        hook = layer.register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
+        functional_call(net, {**state.params, **theta}, (x,))
+        hook.remove()
+        p = [seen[0][y == c].mean(0) for c in range(int(y.max()) + 1)]
+        weight, bias = torch.stack([2 * own for own in p]), torch.stack([-own @ own for own in p])
+        theta = {n: w.clone() for n, w in theta.items()}  # so that gradients of the body are at a fixed head
+        theta |= dict(zip(method.head, (weight, bias), strict=True))
+    return theta
+
+
+def reptile(state: Any, theta: list[Weights]) -> Tensor:
+    """Zero, with the mean over tasks of theta - theta[t] as its gradient: that of half the squared distance."""
+    far = [(state.params[n] - w.detach()).pow(2).sum() / 2 for own in theta for n, w in own.items()]
+    half = sum(far) / len(theta)
+    return half - half.detach()
 
 
 def adapt(
     model: nn.Module, state: Any, x: Tensor, y: Tensor, query_x: Tensor, method: Method
 ) -> tuple[Weights, Tensor]:
     """Algorithm 2 for one task: its weights after K steps, and its logits."""
-    net, theta = copy.deepcopy(model).train(), {name: state.params[name] for name in method.adapted}
+    net = copy.deepcopy(model).train()
     carry: Carry = {}
     with double_backward():
+        theta = start(net, state, x, y, method)
         for k in range(method.steps):
             G = gradient(net, state, theta, k, x, y, method)
             theta = moved(theta, lone_direction(G, k, state, method), k, state, method, carry)
@@ -120,6 +158,11 @@ def gradient(net: nn.Module, state: Any, theta: Weights, k: int, x: Tensor, y: T
 
 def shared_directions(G: list[Weights], k: int, state: Any, method: Method) -> tuple[list[Weights], Weights]:
     """Equations 1-4 at step k; DESIGN.md's controls leave one of their parts out."""
+    if method.shared != method.adapted:
+        D, ghat = shared_directions(
+            [{n: own[n] for n in method.shared} for own in G], k, state, method._replace(adapted=method.shared)
+        )
+        return [{**G[t], **D[t]} for t in range(len(G))], ghat
     names = method.adapted
     s = {n: sum(G[t][n] for t in range(len(G))) for n in names}
     g = {n: unit(s[n], list(s.values()) if method.norm == "global" else [s[n]]) for n in names}  # eq. 1
@@ -150,6 +193,9 @@ def lone_direction(G: Weights, k: int, state: Any, method: Method) -> Weights:
     """Equation 4 with the stored memory; before any training step the gradient itself."""
     if method.first == "none":
         return G
+    if method.shared != method.adapted:
+        body = {n: G[n] for n in method.shared}
+        return {**G, **lone_direction(body, k, state, method._replace(adapted=method.shared))}
     lam, memory = torch.sigmoid(state.learned["sharing"]["lam"][k]), state.memory.get("sharing", {})
     if method.first == "gate":
         return {n: (1 - lam) * G[n] for n in G}
