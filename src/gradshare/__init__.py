@@ -12,14 +12,17 @@ __version__ = "0.1.0"
 
 _HOME = {
     "learners.algorithms": [
+        "alfa",
         "anil",
         "boil",
         "first_order_maml",
         "maml",
         "maml_plus_plus",
+        "meta_curvature",
         "meta_sgd",
         "proto_maml",
         "reptile",
+        "sparse_maml",
     ],
     "engine.networks": ["Conv4"],
     "runs.config": ["RunConfig", "Training"],
@@ -30,6 +33,7 @@ _HOME = {
     "method.episodes": ["Episodes", "Shape", "TaskSource"],
     "errors": ["UserError"],
     "runs.evaluate": ["Evaluation", "evaluate"],
+    "method.inner_optimisers": ["adam", "momentum"],
     "method.rules": [
         "InnerRule",
         "InnerStep",
@@ -61,14 +65,17 @@ if TYPE_CHECKING:
     from gradshare.engine.processes import Group
     from gradshare.errors import UserError
     from gradshare.learners.algorithms import (
+        alfa,
         anil,
         boil,
         first_order_maml,
         maml,
         maml_plus_plus,
+        meta_curvature,
         meta_sgd,
         proto_maml,
         reptile,
+        sparse_maml,
     )
     from gradshare.learners.graphs import compiled_step
     from gradshare.learners.learner import Learner, Outcome
@@ -77,6 +84,7 @@ if TYPE_CHECKING:
     from gradshare.method import testing
     from gradshare.method.controls import BatchOnly, GateOnly, MemoryOnly
     from gradshare.method.episodes import Episodes, Shape, TaskSource
+    from gradshare.method.inner_optimisers import adam, momentum
     from gradshare.method.rules import (
         InnerRule,
         InnerStep,

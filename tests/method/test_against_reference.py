@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -20,12 +19,15 @@ from tests.support.cases import (
     CONTROLS,
     MATRIX,
     SHARING,
-    Case,
     assert_adapts_alone,
+    assert_equal_to_finite_differences,
     assert_equal_to_reference,
     assert_trees_equal,
     build,
     classifiers,
+    directions,
+    five_points,
+    group_of,
     meta_gradients,
     norm_names,
     randomised,
@@ -236,56 +238,6 @@ def test_meta_gradient_of_a_control_equals_finite_differences(sharing: str) -> N
 @pytest.mark.parametrize("algorithm", ["maml", "meta-sgd", "maml++", "anil"])
 def test_meta_gradient_of_conditioned_sharing_equals_finite_differences(algorithm: str, sharing: str) -> None:
     assert_equal_to_finite_differences(build(TANH_NORM, algorithm, sharing), TANH_NORM, group_of)
-
-
-def group_of(path: str) -> str | None:
-    """Weights, m, lam, rates and values per step: a group of tensors each."""
-    kind = path.split("/")
-    return path if "sharing" in kind else "/".join(kind[:-1])
-
-
-def assert_equal_to_finite_differences(case: Case, entry: Model, group: Callable[[str], str | None]) -> None:
-    state = randomised(case.learner.init(seed=None))
-    memory = case.learner.outer_loss(state, entry.tasks(2, seed=20)).memory
-    state, episodes = dataclasses.replace(state, memory=memory), entry.tasks(2, seed=21)
-    leaves = state.trainable()
-
-    def loss() -> float:
-        return case.learner.outer_loss(state, episodes).loss.item()
-
-    grads = meta_gradients(case.learner.outer_loss(state, episodes).loss, leaves)
-    whole = torch.sqrt(sum(g.pow(2).sum() for g in grads.values())).item()
-    for name in sorted({group(path) for path in leaves} - {None}):
-        paths = [path for path in leaves if group(path) == name]
-        for seed in range(2):
-            way = directions([leaves[path] for path in paths], seed)
-            exact = sum((v * grads[path]).sum().item() for v, path in zip(way, paths, strict=True))
-            slope = five_points(loss, [leaves[path] for path in paths], way)
-            typical = torch.sqrt(sum(grads[path].pow(2).sum() for path in paths)).item()
-            typical /= sum(v.numel() for v in way) ** 0.5
-            assert abs(exact - slope) <= 1e-6 * max(abs(exact), typical) + 1e-11 * whole, (name, exact, slope)
-
-
-def directions(tensors: list[Tensor], seed: int) -> list[Tensor]:
-    draw = torch.Generator().manual_seed(seed)
-    way = [torch.randn(t.shape, generator=draw, dtype=t.dtype) for t in tensors]
-    length = torch.sqrt(sum(v.pow(2).sum() for v in way))
-    return [v / length for v in way]
-
-
-def five_points(f: Callable[[], float], tensors: list[Tensor], way: list[Tensor], h: float = 1e-3) -> float:
-    """The central difference of fourth order."""
-    start = [t.detach().clone() for t in tensors]
-
-    def at(distance: float) -> float:
-        with torch.no_grad():
-            for t, s, v in zip(tensors, start, way, strict=True):
-                t.copy_(s + distance * v)
-        return f()
-
-    slope = (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h)
-    at(0.0)
-    return slope
 
 
 # What is not touched, and what must not break

@@ -17,6 +17,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Weights = dict[str, Tensor]
+Carry = dict[str, tuple[Tensor, Tensor]]  # of one task: the momentum of each tensor, or its two moments
 
 
 class Method(NamedTuple):
@@ -34,6 +35,8 @@ class Method(NamedTuple):
     head: tuple[str, ...] = ()  # the weight and the bias of a head that does not start at learned values
     start: str = "learned"  # of the head: learned, zero, or prototypes (then it is not shared)
     outer: str = "gradient"  # or reptile
+    inner: str = "none"  # inner optimiser: none, momentum (0.9), or adam (eps 1e-3)
+    special: str = "none"  # learned preconditioning: none, curvature, mask or alfa
 
     @property
     def shared(self) -> tuple[str, ...]:
@@ -52,6 +55,7 @@ def outer_loss(model: nn.Module, state: Any, episodes: Any, method: Method) -> O
     net, T, ghats, total, rounding = copy.deepcopy(model).train(), len(episodes.support_x), [], torch.zeros(()), set()
     theta = [start(net, state, episodes.support_x[t], episodes.support_y[t], method) for t in range(T)]
     weights = method.step_weights or (0.0,) * (method.steps - 1) + (1.0,)
+    carries: list[Carry] = [{} for _ in range(T)]
     with double_backward():
         for k in range(method.steps):
             G = [
@@ -59,7 +63,7 @@ def outer_loss(model: nn.Module, state: Any, episodes: Any, method: Method) -> O
                 for t in range(T)
             ]
             D, ghat = shared_directions(G, k, state, method)
-            theta = [moved(theta[t], D[t], k, state, method) for t in range(T)]
+            theta = [moved(theta[t], D[t], k, state, method, carries[t]) for t in range(T)]
             ghats.append(ghat)
             rounding |= nothing_but_rounding(G)
             if weights[k]:
@@ -105,11 +109,12 @@ def adapt(
 ) -> tuple[Weights, Tensor]:
     """Algorithm 2 for one task: its weights after K steps, and its logits."""
     net = copy.deepcopy(model).train()
+    carry: Carry = {}
     with double_backward():
         theta = start(net, state, x, y, method)
         for k in range(method.steps):
             G = gradient(net, state, theta, k, x, y, method)
-            theta = moved(theta, lone_direction(G, k, state, method), k, state, method)
+            theta = moved(theta, lone_direction(G, k, state, method), k, state, method, carry)
         return theta, forward(net, state, theta, method.steps - 1, query_x)
 
 
@@ -220,7 +225,12 @@ def unit(s: Tensor, scope: list[Tensor]) -> Tensor:
     return s / square.sqrt() if square > 0 else s * 0
 
 
-def moved(theta: Weights, D: Weights, k: int, state: Any, method: Method) -> Weights:
+def moved(theta: Weights, D: Weights, k: int, state: Any, method: Method, carry: Carry) -> Weights:
+    D = {name: optimised(name, D[name], k, method, carry) for name in theta}
+    if method.special == "alfa":
+        return alfa(theta, D, k, state.learned["alfa"])
+    D = {name: preconditioned(name, D[name], state, method) for name in theta}
+
     def rate(name: str) -> Tensor | float:
         if method.rates == "constant":
             return method.rate
@@ -228,3 +238,41 @@ def moved(theta: Weights, D: Weights, k: int, state: Any, method: Method) -> Wei
         return learned[k] if method.rates == "tensor and step" else learned
 
     return {name: theta[name] - rate(name) * D[name] for name in theta}
+
+
+def optimised(name: str, D: Tensor, k: int, method: Method, carry: Carry) -> Tensor:
+    """Momentum or Adam as torch.optim has them, for one tensor of one task."""
+    m, v = carry.get(name, (torch.zeros_like(D), torch.zeros_like(D)))
+    if method.inner == "none":
+        return D
+    if method.inner == "momentum":
+        carry[name] = 0.9 * m + D, v
+        return carry[name][0]
+    m, v = 0.9 * m + 0.1 * D, 0.999 * v + 0.001 * D * D
+    carry[name] = m, v
+    there = v != 0
+    root = torch.where(there, v / (1 - 0.999 ** (k + 1)), 1).sqrt()
+    return torch.where(there, m / (1 - 0.9 ** (k + 1)) / (root + 1e-3), 0)
+
+
+def preconditioned(name: str, D: Tensor, state: Any, method: Method) -> Tensor:
+    if method.special == "mask":
+        return torch.clamp(state.learned["mask"][name], min=0) * D
+    if method.special == "none" or D.dim() < 2:
+        return D
+    M = state.learned["curvature"][name]
+    if D.dim() == 2:
+        return M["out"] @ D @ M["in"].T
+    by_filter = torch.einsum("oip,qp->oiq", D.flatten(2), M["filter"])
+    by_input = torch.einsum("oiq,ji->ojq", by_filter, M["in"])
+    return torch.einsum("ojq,po->pjq", by_input, M["out"]).view(D.shape)
+
+
+def alfa(theta: Weights, D: Weights, k: int, learned: Any) -> Weights:
+    """w <- (1 - beta) w - alpha D, with alpha and beta from the means of w and D."""
+    names, net = sorted(theta), learned["network"]
+    tau = torch.stack([theta[n].mean() for n in names] + [D[n].mean() for n in names])
+    out = net["W2"] @ torch.clamp(net["W1"] @ tau + net["c1"], min=0) + net["c2"]
+    alpha = {n: out[i] * learned["a"][n][k] for i, n in enumerate(names)}
+    beta = {n: out[len(names) + i] * learned["b"][n][k] for i, n in enumerate(names)}
+    return {n: (1 - beta[n]) * theta[n] - alpha[n] * D[n] for n in theta}

@@ -15,9 +15,10 @@ from gradshare.errors import UserError, check_range, check_whole, short_repr
 from gradshare.learners.learner import HeadStart, Learner
 from gradshare.method.heads import BodyOnly
 from gradshare.method.losses import LOSSES, Loss
+from gradshare.method.preconditioners import Alfa, Curvature, Mask
 from gradshare.method.rules import Rule, chain, rate_per_element, rate_per_tensor_and_step, scale, stop_gradient
 from gradshare.method.state import flatten
-from gradshare.method.variants import first_link, variant
+from gradshare.method.variants import first_link, inner_rule, variant
 
 
 class Recipe(NamedTuple):
@@ -43,6 +44,7 @@ class FirstLink(Protocol):
 
 Sharing = FirstLink | Rule | str | None
 Adapt = str | Sequence[str] | Callable[[str], bool] | None
+Inner = Rule | Sequence[Rule] | str | None
 
 
 def maml(
@@ -55,6 +57,7 @@ def maml(
     *,
     inner_loss: Loss | None = None,
     adapt: Adapt = None,
+    inner: Inner = None,
     head_start: HeadStart = "learned",
 ) -> Learner:
     """MAML (Finn et al., 2017): w[t] <- w[t] - inner_lr * D[t], where D is the gradient, or the shared direction.
@@ -71,6 +74,8 @@ def maml(
         adapt: the weights that the inner loop moves: names of weights or of submodules, `["layer4", "head"]`, or a
             function of a weight's name; None: all. The others are meta-learned all the same. Batch norm is adapted
             only if its weights are named in full, or with `adapt_norm`.
+        inner: rules between sharing and the learning rate, one or several: `gs.momentum(0.9)`, `gs.adam()`, a name
+            (`"momentum:0.9"`, `"adam"`), or rules of your own.
         head_start: where the head starts in each task: `"learned"`; `"zero-init"`, zero before training and learned
             from there; or `"zero"`, zero for every task and never learned. The head is the module that owns the last
             parameter.
@@ -80,7 +85,7 @@ def maml(
         >>> gs.maml(gs.Conv4(), inner_lr=0.1, steps=5, sharing=gs.GradientSharing()).steps
         5
     """
-    links = [*_first(sharing), scale(_rate(inner_lr))]
+    links = _links(sharing, inner, scale(_rate(inner_lr)))
     adapted = _chosen(model, adapt_norm, adapt)
     return _learner("maml", model, adapted, links, steps, loss, inner_loss, head_start)
 
@@ -95,10 +100,11 @@ def first_order_maml(
     *,
     inner_loss: Loss | None = None,
     adapt: Adapt = None,
+    inner: Inner = None,
     head_start: HeadStart = "learned",
 ) -> Learner:
     """MAML with the task gradients as constants (Finn et al., 2017, 5.2). Arguments as `maml`."""
-    links = [stop_gradient(), *_first(sharing), scale(_rate(inner_lr))]
+    links = [stop_gradient(), *_links(sharing, inner, scale(_rate(inner_lr)))]
     adapted = _chosen(model, adapt_norm, adapt)
     return _learner("first_order_maml", model, adapted, links, steps, loss, inner_loss, head_start)
 
@@ -113,10 +119,11 @@ def meta_sgd(
     *,
     inner_loss: Loss | None = None,
     adapt: Adapt = None,
+    inner: Inner = None,
     head_start: HeadStart = "learned",
 ) -> Learner:
     """Meta-SGD (Li et al., 2017): a learned rate per weight, all starting at `inner_lr`. Arguments as `maml`."""
-    links = [*_first(sharing), rate_per_element(_rate(inner_lr))]
+    links = _links(sharing, inner, rate_per_element(_rate(inner_lr)))
     adapted = _chosen(model, adapt_norm, adapt)
     return _learner("meta_sgd", model, adapted, links, steps, loss, inner_loss, head_start)
 
@@ -130,6 +137,7 @@ def anil(
     head: str | None = None,
     *,
     inner_loss: Loss | None = None,
+    inner: Inner = None,
     head_start: HeadStart = "learned",
 ) -> Learner:
     """ANIL (Raghu et al., 2020): MAML that adapts the head alone. Arguments as `maml`, and:
@@ -137,7 +145,7 @@ def anil(
     Args:
         head: name of the submodule to adapt; None is the module that owns the last parameter.
     """
-    links = [*_first(sharing), scale(_rate(inner_lr))]
+    links = _links(sharing, inner, scale(_rate(inner_lr)))
     return _learner("anil", model, _under(model, head), links, steps, loss, inner_loss, head_start, head)
 
 
@@ -151,6 +159,7 @@ def boil(
     head: str | None = None,
     *,
     inner_loss: Loss | None = None,
+    inner: Inner = None,
     head_start: HeadStart = "learned",
 ) -> Learner:
     """BOIL (Oh et al., 2021): MAML that adapts all but the head. Arguments as `maml`, and:
@@ -163,7 +172,7 @@ def boil(
         >>> gs.boil(gs.Conv4(), sharing=gs.GradientSharing()).adapted[-2:]
         ('convs.3.weight', 'convs.3.bias')
     """
-    links, kept = [*_first(sharing), scale(_rate(inner_lr))], _under(model, head)
+    links, kept = _links(sharing, inner, scale(_rate(inner_lr))), _under(model, head)
     adapted = tuple(name for name in _chosen(model, adapt_norm, None) if name not in kept)
     if not adapted:
         raise UserError(f"boil adapts all but the head, and the model has only {', '.join(kept)}")
@@ -181,6 +190,7 @@ def proto_maml(
     *,
     inner_loss: Loss | None = None,
     adapt: Adapt = None,
+    inner: Inner = None,
 ) -> Learner:
     """Proto-MAML (Triantafillou et al., 2020): MAML whose head starts as that of a prototypical network.
 
@@ -209,7 +219,8 @@ def proto_maml(
     first = _first(sharing)
     if first and (steps == 0 or len(adapted) == len(names)):
         raise UserError("there are no gradients of the body to share: leave sharing out, or adapt the body in steps")
-    links = [*(BodyOnly(link, names) for link in chain(*first).links), scale(_rate(inner_lr))]
+    body = chain(*(BodyOnly(link, names) for link in chain(*first).links))
+    links = _links(body, inner, scale(_rate(inner_lr)))
     learner = _learner("proto_maml", model, adapted, links, steps, loss, inner_loss, "learned", least_steps=0)
     return replace(learner, head_start="prototypes", head=names)
 
@@ -224,6 +235,7 @@ def reptile(
     *,
     inner_loss: Loss | None = None,
     adapt: Adapt = None,
+    inner: Inner = None,
     head_start: HeadStart = "learned",
 ) -> Learner:
     """Reptile (Nichol et al., 2018): the outer gradient is the mean over tasks of w - w[t]. Arguments as `maml`.
@@ -242,7 +254,7 @@ def reptile(
         >>> bool(gs.meta_step(learner, state, sgd, episodes).taken)
         True
     """
-    links = [*_first(sharing), scale(_rate(inner_lr))]
+    links = _links(sharing, inner, scale(_rate(inner_lr)))
     adapted = _chosen(model, adapt_norm, adapt)
     learner = _learner("reptile", model, adapted, links, steps, loss, inner_loss, head_start, outer="reptile")
     if learned := flatten(learner.init().learned, "learned"):
@@ -265,6 +277,7 @@ def maml_plus_plus(
     *,
     inner_loss: Loss | None = None,
     adapt: Adapt = None,
+    inner: Inner = None,
     head_start: HeadStart = "learned",
 ) -> Learner:
     """MAML++ (Antoniou et al., 2018). Arguments as `maml`, and:
@@ -295,10 +308,79 @@ def maml_plus_plus(
     adapted = _chosen(model, adapt_norm, adapt)
     names = _norm_names(model) if per_step_norm or (per_step_norm is None and not adapt_norm) else ()
     names = tuple(name for name in names if name not in adapted)
-    links = [*_first(sharing), rate_per_tensor_and_step(_rate(inner_lr))]
+    links = _links(sharing, inner, rate_per_tensor_and_step(_rate(inner_lr)))
     schedule = Schedule(plan, steps, chain(stop_gradient(), *links), chain(*links))
     more: dict[str, Any] = {"per_step": names, "schedule": schedule, "final_outer_rate": plan.final_outer_rate}
     return _learner("maml_plus_plus", model, adapted, links, steps, loss, inner_loss, head_start, **more).at(0)
+
+
+def meta_curvature(
+    model: nn.Module,
+    inner_lr: float = 0.1,
+    steps: int = 5,
+    sharing: Sharing = None,
+    loss: Loss = "cross_entropy",
+    adapt_norm: bool = False,
+    *,
+    inner_loss: Loss | None = None,
+    adapt: Adapt = None,
+    inner: Inner = None,
+    head_start: HeadStart = "learned",
+) -> Learner:
+    """Meta-Curvature (Park and Oliva, 2019): MAML with learned matrices on the direction D. Arguments as `maml`.
+
+    w <- w - inner_lr * (D x1 M_o x2 M_i x3 M_f) for filters, and M_o D M_i^T for matrices, with all M starting at the
+    identity. Biases move as in MAML. The matrix M_i of a layer with n inputs has n * n elements.
+    """
+    links = _links(sharing, inner, Curvature(), scale(_rate(inner_lr)))
+    adapted = _chosen(model, adapt_norm, adapt)
+    return _learner("meta_curvature", model, adapted, links, steps, loss, inner_loss, head_start)
+
+
+def sparse_maml(
+    model: nn.Module,
+    inner_lr: float = 0.1,
+    steps: int = 5,
+    sharing: Sharing = None,
+    loss: Loss = "cross_entropy",
+    adapt_norm: bool = False,
+    *,
+    inner_loss: Loss | None = None,
+    adapt: Adapt = None,
+    inner: Inner = None,
+    head_start: HeadStart = "learned",
+) -> Learner:
+    """Sparse-MAML (von Oswald et al., 2021), its form with ReLU: MAML that learns which weights to adapt, and how fast.
+
+    w <- w - inner_lr * relu(M) * D, with an element of M, starting at 1, for each weight. Where M falls to 0 or below,
+    the weight is not adapted any more. Arguments as `maml`.
+    """
+    links = _links(sharing, inner, Mask(), scale(_rate(inner_lr)))
+    adapted = _chosen(model, adapt_norm, adapt)
+    return _learner("sparse_maml", model, adapted, links, steps, loss, inner_loss, head_start)
+
+
+def alfa(
+    model: nn.Module,
+    inner_lr: float = 0.1,
+    steps: int = 5,
+    sharing: Sharing = None,
+    loss: Loss = "cross_entropy",
+    adapt_norm: bool = False,
+    *,
+    inner_loss: Loss | None = None,
+    adapt: Adapt = None,
+    inner: Inner = None,
+    head_start: HeadStart = "learned",
+) -> Learner:
+    """ALFA (Baik et al., 2020): w <- (1 - beta) w - alpha D, where a small network chooses alpha and beta.
+
+    It sees the means of w and D over each weight tensor, and gives alpha and beta for each task, tensor and step. They
+    start at alpha = inner_lr and beta = 0. Arguments as `maml`.
+    """
+    links = _links(sharing, inner, Alfa(_rate(inner_lr)))
+    adapted = _chosen(model, adapt_norm, adapt)
+    return _learner("alfa", model, adapted, links, steps, loss, inner_loss, head_start)
 
 
 @dataclass(frozen=True)
@@ -333,6 +415,11 @@ def multi_step_weights(epoch: int, steps: int, epochs: int) -> tuple[float, ...]
     return (early,) * (steps - 1) + (1 - early * (steps - 1),)
 
 
+def _links(sharing: Sharing, inner: Inner, *rates: Rule) -> list[Rule]:
+    """The inner loop: sharing, inner optimisers, and what is special to the algorithm, with the learning rate last."""
+    return [*_first(sharing), *_inner_links(inner), *rates]
+
+
 def _rate(inner_lr: float) -> float:
     try:
         rate = math.nan if isinstance(inner_lr, str) else float(inner_lr)
@@ -341,6 +428,22 @@ def _rate(inner_lr: float) -> float:
     if not 0 <= rate < math.inf:
         raise UserError(f"inner_lr is {short_repr(inner_lr)}; it must be a finite number, and not below 0")
     return rate
+
+
+def _inner_links(inner: Inner) -> list[Rule]:
+    if inner is None:
+        return []
+    rules = [inner_rule(inner)] if isinstance(inner, str) else inner if isinstance(inner, list | tuple) else [inner]
+    if not all(map(_is_rule, rules)):
+        raise UserError(
+            "inner is gs.momentum(0.9), gs.adam(), their name, a rule of your own, a list of rules, or None,"
+            f" not {short_repr(inner)}"
+        )
+    return cast(list[Rule], [*rules])
+
+
+def _is_rule(value: Any) -> bool:
+    return not isinstance(value, type) and all(hasattr(value, part) for part in ("name", "init", "update"))
 
 
 def _first(sharing: Sharing) -> list[Rule]:
@@ -353,7 +456,7 @@ def _first(sharing: Sharing) -> list[Rule]:
     if sharing is None:
         return []
     rule = sharing.rule() if not isinstance(sharing, type) and hasattr(sharing, "rule") else sharing
-    if isinstance(rule, type) or not all(hasattr(rule, part) for part in ("name", "init", "update")):
+    if not _is_rule(rule):
         raise UserError(
             "sharing is gs.GradientSharing(), a control such as gs.GateOnly(), its name, a rule of your own, or None,"
             f" not {short_repr(sharing)}"

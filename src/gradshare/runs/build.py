@@ -31,6 +31,9 @@ METHODS: dict[str, Callable[..., Learner]] = {
     "mamlpp": algorithms.maml_plus_plus,
     "fomaml": algorithms.first_order_maml,
     "anil": algorithms.anil,
+    "metacurvature": algorithms.meta_curvature,
+    "sparsemaml": algorithms.sparse_maml,
+    "alfa": algorithms.alfa,
 }
 
 
@@ -55,6 +58,7 @@ def build_learner(config: RunConfig, image: tuple[int, int, int], allowed: Conta
         inner_lr=config.inner_lr,
         steps=config.steps,
         sharing=first_link(config.arm, config.norm, allowed),
+        inner=config.inner,
         **options,
     )
 

@@ -13,10 +13,10 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from gradshare.errors import MOST, MOST_SEED, MOST_THREADS, UserError, check_range, short_repr
 from gradshare.files import add_checksum, verify_checksum, written_by_newer
 from gradshare.learners.fingerprint import BUILT_IN
-from gradshare.method.variants import variant
+from gradshare.method.variants import parse_inner, variant
 
 Log = Literal["tensorboard"]  # where else the numbers of a run go: `gradshare.runs.trackers`
-Method = Literal["maml", "metasgd", "mamlpp", "fomaml", "anil"]
+Method = Literal["maml", "metasgd", "mamlpp", "fomaml", "anil", "metacurvature", "sparsemaml", "alfa"]
 VERSION = 1
 
 
@@ -90,6 +90,8 @@ class RunConfig(Training):
     """Inner learning rate as it is used: half of the experiment's for the arm half-rate. Learned rates start there."""
     steps: int = 5
     """Inner steps (the paper's K)."""
+    inner: str | None = None
+    """Inner optimiser between sharing and the rate: momentum:0.9, or adam; by default plain gradient descent."""
     filters: int = 48
     """Filters in each layer of the Conv-4 backbone."""
     adapt_norm: bool = False
@@ -118,6 +120,8 @@ class RunConfig(Training):
     def __post_init__(self) -> None:
         super().__post_init__()
         variant(self.arm)  # raises an error for a name that it does not know
+        if self.inner is not None:
+            parse_inner(self.inner)
 
     @property
     def rate_falls(self) -> bool:
@@ -194,7 +198,7 @@ TRAINING = frozenset(field.name for field in fields(Training))
 RUN = frozenset(field.name for field in fields(RunConfig)) - TRAINING
 LATER = {
     name: getattr(RunConfig, name)
-    for name in ("deterministic", "patience", "norm_statistics", "micro_batch", "checkpoint")
+    for name in ("deterministic", "patience", "norm_statistics", "micro_batch", "checkpoint", "inner")
 }
 """Options that the first version did not have, with their defaults. config.json holds only those that differ from
 them, so the runs of older versions, which lack them, can be resumed."""
