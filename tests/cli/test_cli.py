@@ -130,11 +130,24 @@ def test_train_takes_presets(blobs: Path, tmp_path: Path) -> None:
     assert chosen | given == {key: options_in(tmp_path / "run")[key] for key in chosen | given}
 
 
-@pytest.mark.parametrize("method", ["maml", "metasgd", "mamlpp", "fomaml", "anil"])
+@pytest.mark.parametrize(
+    "method", ["maml", "metasgd", "mamlpp", "fomaml", "anil", "metacurvature", "sparsemaml", "alfa"]
+)
 def test_every_method_trains(blobs: Path, tmp_path: Path, method: str) -> None:
     words = [*SMALL, "--epochs", 1, "--iterations", 2, "--method", method, "--out", tmp_path / "run"]
     call("train", "--dataset", blobs, *words)
     assert options_in(tmp_path / "run")["method"] == method
+
+
+@pytest.mark.parametrize("inner", ["momentum:0.5", "adam"])
+def test_inner_optimisers_train_and_are_recorded(blobs: Path, tmp_path: Path, inner: str) -> None:
+    words = [*SMALL, "--iterations", 2, "--method", "sparsemaml", "--out", tmp_path / "run"]
+    call("train", "--dataset", blobs, *words, "--epochs", 1, "--inner", inner)
+    assert options_in(tmp_path / "run")["inner"] == inner
+    call("train", "--resume", tmp_path / "run", "--epochs", 2)
+    call("report", tmp_path / "run")
+    assert f"--inner {inner}" in (tmp_path / "run" / "report.html").read_text()
+    assert "an inner optimiser" in mistake("train", "--inner", "sgd", "--out", tmp_path / "other")
 
 
 # Comparisons and grids, trained in this process

@@ -62,15 +62,15 @@ def by_name(model: Any, **more: Any) -> gs.Learner:
 
 @needs_interpreter
 def test_elementwise_rules_see_one_vector() -> None:
-    learner, _ = pair_of(elementwise, gs.GradientSharing())
+    learner, _ = pair_of(elementwise, gs.GateOnly())
     assert learner.rule.any_layout
     assert [tuple(tree) for tree in learner.network.pack(learner.init(0).learned).values()][-1] == ("weights",)
-    check_meta_gradients_and_memory(elementwise, gs.GradientSharing(), SMALL)
+    check_meta_gradients_and_memory(elementwise, gs.GateOnly(), SMALL)
 
 
 @needs_interpreter
 def test_rules_that_need_names_see_weights_by_name() -> None:
-    check_meta_gradients_and_memory(by_name, gs.GradientSharing(), SMALL, steps=1)
+    check_meta_gradients_and_memory(by_name, gs.GateOnly(), SMALL, steps=1)
 
 
 @needs_interpreter

@@ -138,6 +138,8 @@ def test_methods_that_the_kernels_do_not_support(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(backends, "not_installed", lambda: None)
     assert choice_for(RunConfig()).precision == "tf32"
+    assert "PyTorch" not in choice_for(RunConfig(method="sparsemaml", inner="adam"))._arithmetic
+    assert "network of ALFA by PyTorch's operations" in choice_for(RunConfig(method="alfa"))._arithmetic
     for options in ({"method": "anil"}, {"adapt_norm": True}):
         assert choice_for(RunConfig(**options)).precision == "float32"  # type: ignore[arg-type]
     with pytest.raises(gs.UserError, match="they do not adapt batch norm"):

@@ -86,10 +86,10 @@ def build(
         first_order=algorithm == "first order",
         step_weights=(1 / steps,) * steps if algorithm == "maml++" else None,
         loss=LOSSES.get(entry.loss, entry.loss),
-        head=head_names(model) if algorithm == "proto-maml" else (),
-        start="prototypes" if algorithm == "proto-maml" else "learned",
         inner=algorithm if algorithm in ("momentum", "adam") else "none",
         special=SPECIAL.get(algorithm, "none"),
+        head=head_names(model) if algorithm == "proto-maml" else (),
+        start="prototypes" if algorithm == "proto-maml" else "learned",
     )
     return Case(model, learner, method)
 

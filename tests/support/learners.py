@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import gradshare as gs
 
-# The gradient of a bias before batch norm is rounding error. Sharing by tensor makes its length 1, and ALFA sees it.
+# The gradient of a bias before batch norm is rounding error. Per-tensor sharing makes its length 1, and ALFA sees it.
 ALGORITHMS: dict[str, Callable[..., gs.Learner]] = {
     "maml": gs.maml,
     "first_order_maml": gs.first_order_maml,

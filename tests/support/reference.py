@@ -32,11 +32,11 @@ class Method(NamedTuple):
     first_order: bool = False
     step_weights: tuple[float, ...] | None = None  # of the query loss after each step; None: the last alone
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
+    inner: str = "none"  # inner optimiser: none, momentum (0.9), or adam (eps 1e-3)
+    special: str = "none"  # learned preconditioning: none, curvature, mask or alfa
     head: tuple[str, ...] = ()  # the weight and the bias of a head that does not start at learned values
     start: str = "learned"  # of the head: learned, zero, or prototypes (then it is not shared)
     outer: str = "gradient"  # or reptile
-    inner: str = "none"  # inner optimiser: none, momentum (0.9), or adam (eps 1e-3)
-    special: str = "none"  # learned preconditioning: none, curvature, mask or alfa
 
     @property
     def shared(self) -> tuple[str, ...]:

@@ -85,7 +85,7 @@ def maml(
         >>> gs.maml(gs.Conv4(), inner_lr=0.1, steps=5, sharing=gs.GradientSharing()).steps
         5
     """
-    links = _links(sharing, inner, scale(_rate(inner_lr)))
+    links = [*_first(sharing), *_inner(inner), scale(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
     return _learner("maml", model, adapted, links, steps, loss, inner_loss, head_start)
 
@@ -104,7 +104,7 @@ def first_order_maml(
     head_start: HeadStart = "learned",
 ) -> Learner:
     """MAML with the task gradients as constants (Finn et al., 2017, 5.2). Arguments as `maml`."""
-    links = [stop_gradient(), *_links(sharing, inner, scale(_rate(inner_lr)))]
+    links = [stop_gradient(), *_first(sharing), *_inner(inner), scale(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
     return _learner("first_order_maml", model, adapted, links, steps, loss, inner_loss, head_start)
 
@@ -123,7 +123,7 @@ def meta_sgd(
     head_start: HeadStart = "learned",
 ) -> Learner:
     """Meta-SGD (Li et al., 2017): a learned rate per weight, all starting at `inner_lr`. Arguments as `maml`."""
-    links = _links(sharing, inner, rate_per_element(_rate(inner_lr)))
+    links = [*_first(sharing), *_inner(inner), rate_per_element(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
     return _learner("meta_sgd", model, adapted, links, steps, loss, inner_loss, head_start)
 
@@ -145,7 +145,7 @@ def anil(
     Args:
         head: name of the submodule to adapt; None is the module that owns the last parameter.
     """
-    links = _links(sharing, inner, scale(_rate(inner_lr)))
+    links = [*_first(sharing), *_inner(inner), scale(_rate(inner_lr))]
     return _learner("anil", model, _under(model, head), links, steps, loss, inner_loss, head_start, head)
 
 
@@ -172,7 +172,7 @@ def boil(
         >>> gs.boil(gs.Conv4(), sharing=gs.GradientSharing()).adapted[-2:]
         ('convs.3.weight', 'convs.3.bias')
     """
-    links, kept = _links(sharing, inner, scale(_rate(inner_lr))), _under(model, head)
+    links, kept = [*_first(sharing), *_inner(inner), scale(_rate(inner_lr))], _under(model, head)
     adapted = tuple(name for name in _chosen(model, adapt_norm, None) if name not in kept)
     if not adapted:
         raise UserError(f"boil adapts all but the head, and the model has only {', '.join(kept)}")
@@ -219,8 +219,7 @@ def proto_maml(
     first = _first(sharing)
     if first and (steps == 0 or len(adapted) == len(names)):
         raise UserError("there are no gradients of the body to share: leave sharing out, or adapt the body in steps")
-    body = chain(*(BodyOnly(link, names) for link in chain(*first).links))
-    links = _links(body, inner, scale(_rate(inner_lr)))
+    links = [*(BodyOnly(link, names) for link in chain(*first).links), *_inner(inner), scale(_rate(inner_lr))]
     learner = _learner("proto_maml", model, adapted, links, steps, loss, inner_loss, "learned", least_steps=0)
     return replace(learner, head_start="prototypes", head=names)
 
@@ -254,7 +253,7 @@ def reptile(
         >>> bool(gs.meta_step(learner, state, sgd, episodes).taken)
         True
     """
-    links = _links(sharing, inner, scale(_rate(inner_lr)))
+    links = [*_first(sharing), *_inner(inner), scale(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
     learner = _learner("reptile", model, adapted, links, steps, loss, inner_loss, head_start, outer="reptile")
     if learned := flatten(learner.init().learned, "learned"):
@@ -308,7 +307,7 @@ def maml_plus_plus(
     adapted = _chosen(model, adapt_norm, adapt)
     names = _norm_names(model) if per_step_norm or (per_step_norm is None and not adapt_norm) else ()
     names = tuple(name for name in names if name not in adapted)
-    links = _links(sharing, inner, rate_per_tensor_and_step(_rate(inner_lr)))
+    links = [*_first(sharing), *_inner(inner), rate_per_tensor_and_step(_rate(inner_lr))]
     schedule = Schedule(plan, steps, chain(stop_gradient(), *links), chain(*links))
     more: dict[str, Any] = {"per_step": names, "schedule": schedule, "final_outer_rate": plan.final_outer_rate}
     return _learner("maml_plus_plus", model, adapted, links, steps, loss, inner_loss, head_start, **more).at(0)
@@ -332,7 +331,7 @@ def meta_curvature(
     w <- w - inner_lr * (D x1 M_o x2 M_i x3 M_f) for filters, and M_o D M_i^T for matrices, with all M starting at the
     identity. Biases move as in MAML. The matrix M_i of a layer with n inputs has n * n elements.
     """
-    links = _links(sharing, inner, Curvature(), scale(_rate(inner_lr)))
+    links = [*_first(sharing), *_inner(inner), Curvature(), scale(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
     return _learner("meta_curvature", model, adapted, links, steps, loss, inner_loss, head_start)
 
@@ -355,7 +354,7 @@ def sparse_maml(
     w <- w - inner_lr * relu(M) * D, with an element of M, starting at 1, for each weight. Where M falls to 0 or below,
     the weight is not adapted any more. Arguments as `maml`.
     """
-    links = _links(sharing, inner, Mask(), scale(_rate(inner_lr)))
+    links = [*_first(sharing), *_inner(inner), Mask(), scale(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
     return _learner("sparse_maml", model, adapted, links, steps, loss, inner_loss, head_start)
 
@@ -378,7 +377,7 @@ def alfa(
     It sees the means of w and D over each weight tensor, and gives alpha and beta for each task, tensor and step. They
     start at alpha = inner_lr and beta = 0. Arguments as `maml`.
     """
-    links = _links(sharing, inner, Alfa(_rate(inner_lr)))
+    links = [*_first(sharing), *_inner(inner), Alfa(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
     return _learner("alfa", model, adapted, links, steps, loss, inner_loss, head_start)
 
@@ -415,11 +414,6 @@ def multi_step_weights(epoch: int, steps: int, epochs: int) -> tuple[float, ...]
     return (early,) * (steps - 1) + (1 - early * (steps - 1),)
 
 
-def _links(sharing: Sharing, inner: Inner, *rates: Rule) -> list[Rule]:
-    """The inner loop: sharing, inner optimisers, and what is special to the algorithm, with the learning rate last."""
-    return [*_first(sharing), *_inner_links(inner), *rates]
-
-
 def _rate(inner_lr: float) -> float:
     try:
         rate = math.nan if isinstance(inner_lr, str) else float(inner_lr)
@@ -428,22 +422,6 @@ def _rate(inner_lr: float) -> float:
     if not 0 <= rate < math.inf:
         raise UserError(f"inner_lr is {short_repr(inner_lr)}; it must be a finite number, and not below 0")
     return rate
-
-
-def _inner_links(inner: Inner) -> list[Rule]:
-    if inner is None:
-        return []
-    rules = [inner_rule(inner)] if isinstance(inner, str) else inner if isinstance(inner, list | tuple) else [inner]
-    if not all(map(_is_rule, rules)):
-        raise UserError(
-            "inner is gs.momentum(0.9), gs.adam(), their name, a rule of your own, a list of rules, or None,"
-            f" not {short_repr(inner)}"
-        )
-    return cast(list[Rule], [*rules])
-
-
-def _is_rule(value: Any) -> bool:
-    return not isinstance(value, type) and all(hasattr(value, part) for part in ("name", "init", "update"))
 
 
 def _first(sharing: Sharing) -> list[Rule]:
@@ -462,6 +440,23 @@ def _first(sharing: Sharing) -> list[Rule]:
             f" not {short_repr(sharing)}"
         )
     return [cast(Rule, rule)]
+
+
+def _inner(inner: Inner) -> list[Rule]:
+    """The links between sharing and the learning rate."""
+    if inner is None:
+        return []
+    rules = [inner_rule(inner)] if isinstance(inner, str) else inner if isinstance(inner, list | tuple) else [inner]
+    if not all(map(_is_rule, rules)):
+        raise UserError(
+            "inner is gs.momentum(0.9), gs.adam(), their name, a rule of your own, a list of rules, or None,"
+            f" not {short_repr(inner)}"
+        )
+    return cast(list[Rule], [*rules])
+
+
+def _is_rule(value: Any) -> bool:
+    return not isinstance(value, type) and all(hasattr(value, part) for part in ("name", "init", "update"))
 
 
 def _learner(

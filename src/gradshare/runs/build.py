@@ -35,6 +35,7 @@ METHODS: dict[str, Callable[..., Learner]] = {
     "sparsemaml": algorithms.sparse_maml,
     "alfa": algorithms.alfa,
 }
+BY_NAME = {"metacurvature": "the matrices of Meta-Curvature", "alfa": "the network of ALFA"}  # not on packed weights
 
 
 def build_learner(config: RunConfig, image: tuple[int, int, int], allowed: Container[str] = ()) -> Learner:
@@ -71,7 +72,8 @@ def choice_for(config: RunConfig, group: Group = ALONE) -> Choice:
     elif config.adapt_norm:
         no_kernels = "they do not adapt batch norm"
     asked = (config.device, config.engine, config.precision, config.threads, config.deterministic)
-    return choose(*asked, processes=group.size, local_processes=group.local_size, no_kernels=no_kernels)
+    choice = choose(*asked, processes=group.size, local_processes=group.local_size, no_kernels=no_kernels)
+    return replace(choice, apart=BY_NAME.get(config.method))
 
 
 def check_memory_for(config: RunConfig, image: tuple[int, int, int], device: str, processes: int = 1) -> None:
