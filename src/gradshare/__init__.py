@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "learners.algorithms": ["anil", "first_order_maml", "maml", "maml_plus_plus", "meta_sgd"],
-    "engine.networks": ["Conv4"],
+    "engine.networks": ["Conv4", "ResNet12", "ViT"],
     "runs.config": ["RunConfig", "Training"],
     "method.controls": ["BatchOnly", "GateOnly", "MemoryOnly"],
     "data.dataset": ["Dataset", "load_dataset"],
@@ -48,7 +48,7 @@ __all__ = sorted([*_MODULE, *_MODULES])
 if TYPE_CHECKING:
     from gradshare.data.dataset import Dataset, load_dataset
     from gradshare.data.tasks import tasks
-    from gradshare.engine.networks import Conv4
+    from gradshare.engine.networks import Conv4, ResNet12, ViT
     from gradshare.engine.processes import Group
     from gradshare.errors import UserError
     from gradshare.learners.algorithms import anil, first_order_maml, maml, maml_plus_plus, meta_sgd

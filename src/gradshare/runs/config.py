@@ -13,10 +13,11 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from gradshare.errors import MOST, MOST_SEED, MOST_THREADS, UserError, check_range, short_repr
 from gradshare.files import add_checksum, verify_checksum, written_by_newer
 from gradshare.learners.fingerprint import BUILT_IN
-from gradshare.method.variants import variant
+from gradshare.method.variants import OWN, variant
 
 Log = Literal["tensorboard"]  # where else the numbers of a run go: `gradshare.runs.trackers`
 Method = Literal["maml", "metasgd", "mamlpp", "fomaml", "anil"]
+BACKBONES = ("conv4", "resnet12", "vit")  # built by `gradshare.runs.build`
 VERSION = 1
 
 
@@ -90,8 +91,12 @@ class RunConfig(Training):
     """Inner learning rate as it is used: half of the experiment's for the arm half-rate. Learned rates start there."""
     steps: int = 5
     """Inner steps (the paper's K)."""
+    backbone: str = "conv4"
+    """The network: conv4, resnet12, vit, or `package.module:Class` of your own, called as Class(ways, image)."""
     filters: int = 48
-    """Filters in each layer of the Conv-4 backbone."""
+    """Filters in each layer of the backbone conv4."""
+    start: str | None = None
+    """Begin with the weights in this file, a state_dict: safetensors, or of torch.save. By default, random weights."""
     adapt_norm: bool = False
     """Adapt the gain and bias of batch norm in the inner loop too."""
     recipe: Literal["reference", "paper"] = "reference"
@@ -118,6 +123,7 @@ class RunConfig(Training):
     def __post_init__(self) -> None:
         super().__post_init__()
         variant(self.arm)  # raises an error for a name that it does not know
+        check_backbone(self.backbone)
 
     @property
     def rate_falls(self) -> bool:
@@ -161,6 +167,14 @@ def _check(name: str, kind: Any, value: Any) -> None:
         check_range(name, value, 0 if name in ABOVE_ZERO else LOWEST.get(name, 1), HIGHEST.get(name, MOST))
 
 
+def check_backbone(name: str) -> str:
+    """The name of a network, one of ours or of the user's own; a UserError for any other."""
+    if name not in BACKBONES and not OWN.fullmatch(name):
+        known = f"{', '.join(BACKBONES)}, or package.module:Class"
+        raise UserError(f"backbone is one of {known}, not {short_repr(name)}")
+    return name
+
+
 def with_arm(config: RunConfig, arm: str) -> RunConfig:
     """The same experiment for another arm: its name, and its factor on the inner rate.
 
@@ -194,7 +208,7 @@ TRAINING = frozenset(field.name for field in fields(Training))
 RUN = frozenset(field.name for field in fields(RunConfig)) - TRAINING
 LATER = {
     name: getattr(RunConfig, name)
-    for name in ("deterministic", "patience", "norm_statistics", "micro_batch", "checkpoint")
+    for name in ("deterministic", "patience", "norm_statistics", "micro_batch", "checkpoint", "backbone", "start")
 }
 """Options that the first version did not have, with their defaults. config.json holds only those that differ from
 them, so the runs of older versions, which lack them, can be resumed."""
