@@ -20,6 +20,7 @@ def sources(dataset: gs.Dataset) -> list[Any]:
     return [dataset, gs.tasks(X, Y), by_class, by_group]
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("number", range(4))
 def test_tasks_are_the_same_and_drawn_without_waiting(dataset: gs.Dataset, number: int) -> None:
     source, shape = sources(dataset)[number], gs.Shape(3, 2, 5)

@@ -43,6 +43,27 @@ def test_the_gpu_gives_the_same_meta_gradients(algorithm: Any, sharing: Any, bac
         state.memory = expected.memory
 
 
+@every_algorithm
+def test_masks_and_support_statistics_are_the_same_on_the_gpu(algorithm: Any) -> None:
+    drawn, on_cpu = tasks(), algorithm(net(), steps=2, sharing=gs.GradientSharing())
+    query = torch.ones(drawn.query_y.shape, dtype=torch.bool)
+    query[0, 1:3] = False
+    episodes = gs.Episodes(*drawn.tensors(), query_mask=query)
+    on_gpu, state = on_cpu.to("cuda"), randomised(on_cpu.init())
+    there, of_gpu = state.to("cuda"), episodes.to("cuda")
+    expected, found = on_cpu.outer_loss(state, episodes), on_gpu.outer_loss(there, of_gpu)
+    torch.testing.assert_close(found.loss.cpu(), expected.loss, rtol=1e-10, atol=0)
+    torch.testing.assert_close(found.accuracy.cpu(), expected.accuracy)
+    fast = on_gpu.adapt(there, of_gpu.support_x, of_gpu.support_y)
+    logits = on_gpu.predict(fast, of_gpu.query_x, norm_statistics="support")
+    torch.testing.assert_close(
+        logits.cpu(), on_cpu.logits(state, drawn, norm_statistics="support"), rtol=1e-9, atol=1e-11
+    )
+    module = on_gpu.module_for(fast, 1)
+    torch.testing.assert_close(module(of_gpu.query_x[1]), logits[1], rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(module.cpu()(drawn.query_x[1]), logits[1].cpu(), rtol=1e-9, atol=1e-11)
+
+
 @contextmanager
 def default_dtype(kind: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
