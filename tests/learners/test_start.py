@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import gradshare as gs
-from gradshare.learners.start import read_weights, started
+from gradshare.learners.start import started
 from tests.support.runs import TINY
 
 ONE: dict[str, Any] = TINY | {"epochs": 1, "iterations": 1, "display": False}
@@ -121,16 +121,19 @@ def test_files_that_are_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (b"12345678{not json", "is not a file of weights"),
         (b"", "is not a file of weights"),
         ({"state_dict": conv4().state_dict(), "epoch": 3}, "holds state_dict, epoch instead of weights"),
+        ({"convs.0.weight": 3}, "holds convs.0.weight instead of weights"),
         ([torch.ones(1)], "holds a list instead of weights"),
         (Runs(), "is not a file of weights"),
     ]
     for content, message in contents:
         path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
         with pytest.raises(gs.UserError, match=message):
-            read_weights(path)
+            started(gs.maml(conv4()), path)
+    with pytest.raises(gs.UserError, match="start holds a instead of weights"):
+        started(gs.maml(conv4()), {"a": 1})  # type: ignore[dict-item]
     for missing in (tmp_path / "missing", tmp_path):
         with pytest.raises(gs.UserError, match="cannot be read"):
-            read_weights(missing)
+            started(gs.maml(conv4()), missing)
     assert not Path("executed").exists()
 
 

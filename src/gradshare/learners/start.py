@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import Tensor, nn
 
@@ -23,9 +21,7 @@ NAMED = 4  # names in a message
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-def started(
-    learner: Learner, start: str | Path | Mapping[str, Tensor], seed: int | None = None, quiet: bool = False
-) -> Learner:
+def started(learner: Learner, start: str | Path | Mapping[str, Tensor], seed: int = 0, quiet: bool = False) -> Learner:
     """The learner with these weights in its model; `init()`, without a seed, then gives a state that has them.
 
     Names and shapes must fit. Only the head, the module that owns the last weight, may differ or be absent: it then
@@ -36,9 +32,13 @@ def started(
         start: a state_dict, or the file of one.
         seed: as `learner.init` has it, for a head that stays.
     """
-    source = "start" if isinstance(start, Mapping) else str(start)
-    given = dict(start) if isinstance(start, Mapping) else read_weights(path_of(start, "a file of weights"))
-    module = initialised(learner, seed)
+    if isinstance(start, Mapping):
+        source, given = "start", weights_of(start, "start")
+    else:
+        source = str(path_of(start, "a file of weights"))
+        given = weights_of(read(Path(source)), source)
+    draws = vmapped.initialises(learner.module)
+    module = vmapped.initialised(learner.module, seed) if draws else vmapped.prepare(learner.module).cpu()
     unused = {f"{layer}.{name}" for layer in vmapped.norms(module) for name in STATISTICS}
     given = {name: tensor for name, tensor in given.items() if name not in unused}
     own = module.state_dict()
@@ -51,34 +51,27 @@ def started(
     return replace(learner, module=module)
 
 
-def initialised(learner: Learner, seed: int | None) -> nn.Module:
-    """A copy of the model on the CPU, with the weights that `learner.init(seed)` gives it."""
-    module = vmapped.prepare(learner.module).cpu()
-    if seed is not None and vmapped.initialises(module):
-        made: Any = module
-        made.initialise(torch.Generator().manual_seed(seed))
-    return module
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """A state_dict from a file of safetensors, or of `torch.save`, from which only tensors are read.
-
-    Of a model of ours, written by `save_pretrained`, it is the weights of the network.
-    """
+def read(path: Path) -> Any:
+    """What is in a file of safetensors, or of `torch.save`; of the latter, tensors and plain values alone are read."""
     try:
         with path.open("rb") as file:
             safe = file.read(9)[8:] == b"{"  # the header is JSON, after its length
-        found: Any = safetensors.load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
+        return safetensors.load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, TypeError) as error:
+    except Exception as error:  # a damaged file of torch.save raises errors of many kinds
         reason = str(error).partition("\n")[0]
         raise UserError(
             f"{path} is not a file of weights, of safetensors or of torch.save(model.state_dict(), FILE): {reason}"
         ) from None
-    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+
+
+def weights_of(found: Any, source: str) -> dict[str, Tensor]:
+    """A state_dict; of the state of a model of ours, which `save_pretrained` wrote, it is the network's weights."""
+    named = isinstance(found, Mapping) and all(isinstance(name, str) for name in found)
+    if not named or not all(isinstance(value, Tensor) for value in found.values()):
         held = _named(list(map(str, found))) if isinstance(found, Mapping) else f"a {type(found).__name__}"
-        raise UserError(f"{path} holds {held} instead of weights by name: save model.state_dict() alone")
+        raise UserError(f"{source} holds {held} instead of weights by name: give model.state_dict() alone")
     if any(name.startswith("params/") for name in found):
         return unflatten(dict(found))["params"]
     return dict(found)
