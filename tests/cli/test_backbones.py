@@ -18,7 +18,6 @@ import torch
 import gradshare as gs
 from gradshare.engine import backends
 from gradshare.errors import LineWarning
-from gradshare.experiments.estimate import estimates
 from gradshare.runs import build
 from gradshare.runs.build import build_learner, check_memory_for, choice_for
 from gradshare.runs.config import BACKBONES, RunConfig
@@ -106,8 +105,7 @@ def test_comparisons_and_grids(blobs: Path, place: Path, monkeypatch: pytest.Mon
     config = gs.load_run("grid/cub-5shot-5task-maml/seed-0").run_config
     assert (config.backbone, config.start) == (OWN, str(place / "start.safetensors"))
     assert "missing" in mistake(*grid[:-1], "other", "--start", "missing")
-    hours = estimates([(replace(config, tasks=1), (1, 16, 16))], {OWN})
-    assert len(hours) == 1 and hours[0] > 0
+    assert "all 1" in call("grid", "list", *grid[2:-2]).out  # times the real training
 
 
 def test_a_vit_from_a_file_to_a_model_that_needs_no_code(blobs: Path, place: Path) -> None:
