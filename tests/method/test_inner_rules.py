@@ -45,6 +45,19 @@ def test_algorithm_equals_a_loop_over_tasks(algorithm: str, sharing: str) -> Non
     assert_equal_to_reference(case, entry, tasks=2)
 
 
+@pytest.mark.parametrize("algorithm", ["first order", "meta-sgd", "maml++", "anil", "boil", "proto-maml"])
+def test_momentum_in_another_algorithm_equals_a_loop_over_tasks(algorithm: str) -> None:
+    case = build(RELU_NORM, algorithm, "global", steps=3, inner="momentum")
+    assert_equal_to_reference(case._replace(method=case.method._replace(inner="momentum")), RELU_NORM, tasks=2)
+
+
+@pytest.mark.parametrize("algorithm", ["momentum", "meta-curvature", "sparse-maml", "alfa"])
+def test_a_head_that_starts_at_zero_equals_a_loop_over_tasks(algorithm: str) -> None:
+    case = build(RELU_NORM, algorithm, "global", head_start="zero")
+    method = case.method._replace(head=("head.weight", "head.bias"), start="zero")
+    assert_equal_to_reference(case._replace(method=method), RELU_NORM, tasks=2)
+
+
 NETS = {"conv4": CONV4, **{name: EXTRAS[name] for name in ("conv 1d, batch norm 1d", "conv 3d, batch norm 3d")}}
 
 
