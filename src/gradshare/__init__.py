@@ -24,7 +24,7 @@ _HOME = {
         "reptile",
         "sparse_maml",
     ],
-    "engine.networks": ["Conv4"],
+    "engine.networks": ["Conv4", "ResNet12", "ViT"],
     "runs.config": ["RunConfig", "Training"],
     "method.controls": ["BatchOnly", "GateOnly", "MemoryOnly"],
     "data.dataset": ["Dataset", "load_dataset"],
@@ -61,7 +61,7 @@ __all__ = sorted([*_MODULE, *_MODULES])
 if TYPE_CHECKING:
     from gradshare.data.dataset import Dataset, load_dataset
     from gradshare.data.tasks import tasks
-    from gradshare.engine.networks import Conv4
+    from gradshare.engine.networks import Conv4, ResNet12, ViT
     from gradshare.engine.processes import Group
     from gradshare.errors import UserError
     from gradshare.learners.algorithms import (

@@ -205,6 +205,7 @@ def test_meta_gradient_equals_finite_differences(algorithm: str, net: str, shari
 
 SMOOTH_EXTRAS = ["mlp with batch norm 1d", "transformer", "group norm", "instance norm", "conv 1d, batch norm 1d"]
 SMOOTH_EXTRAS += ["strided grouped conv, uneven", "embedding", "tied weights", "functional batch norm", "weight norm"]
+SMOOTH_EXTRAS += ["ViT"]
 
 
 @pytest.mark.parametrize("net", SMOOTH_EXTRAS)

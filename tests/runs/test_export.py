@@ -59,6 +59,8 @@ def model(example: Path, tmp_path: Path) -> Path:
         ("maml", "conditioned"),
         ("alfa", "shared"),
         ("metacurvature", "original"),
+        ("protomaml", "shared"),
+        ("reptile", "original"),
     ],
 )
 def test_predictions_are_the_same_to_the_bit(

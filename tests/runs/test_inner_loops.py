@@ -16,6 +16,9 @@ MAKES: dict[str, Callable[..., gs.Learner]] = {
     "alfa, momentum": partial(gs.alfa, inner=gs.momentum(0.5)),
     "meta-curvature": gs.meta_curvature,
     "sparse-maml, adam": partial(gs.sparse_maml, inner=gs.adam(), inner_lr=0.01),
+    "proto-maml": gs.proto_maml,
+    "zero head": partial(gs.boil, head="convs.0", head_start="zero-init"),
+    "reptile": lambda model, steps, sharing: gs.reptile(model, steps=steps),  # which learns no gate
 }
 
 

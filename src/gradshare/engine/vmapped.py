@@ -85,6 +85,13 @@ def initialises(module: nn.Module) -> bool:
     return True
 
 
+def initialised(module: nn.Module, seed: int) -> nn.Module:
+    """A copy whose method `initialise` has drawn its weights, on the CPU: the same weights whatever the device."""
+    module = prepare(module).cpu()
+    cast(Any, module).initialise(torch.Generator().manual_seed(seed))
+    return module
+
+
 class Given(NamedTuple):
     """The inputs of a batch of tasks. Padding has been filled with copies of real examples."""
 

@@ -146,9 +146,7 @@ class Learner:
         if seed is not None:
             check_whole("seed", seed, 0, MOST_SEED)
         if seed is not None and vmapped.initialises(module):
-            module = vmapped.prepare(module).cpu()  # the same weights whatever the device
-            cast(Any, module).initialise(torch.Generator().manual_seed(seed))
-            module.to(next(self.module.parameters()).device)
+            module = vmapped.initialised(module, seed).to(next(module.parameters()).device)
         weights = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
         for name in self.head:
             if self.head_start == "prototypes":

@@ -117,16 +117,7 @@ def first_link(name: str, norm: str = "global", allowed: Container[str] = ()) ->
     row = variant(name)
     if not row.rule:
         return None
-    if name not in VARIANTS and name not in allowed:
-        raise UserError(
-            f"the arm {name} is code of your own, and a name in a run folder is never imported:"
-            f" give the arm again (--arm {name}), or hand over the learner"
-        )
-    module, _, attribute = row.rule.partition(":")
-    try:
-        make = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"the arm {name} cannot be imported: {error}") from None
+    make = imported("arm", row.rule, (row.rule,) if name in VARIANTS else allowed)
     options = dict(row.options)
     if "norm" in inspect.signature(make).parameters:
         options["norm"] = norm
@@ -152,3 +143,22 @@ def inner_rule(name: str) -> Any:
     chosen, numbers = parse_inner(name)
     module, _, attribute = INNER[chosen].partition(":")
     return getattr(import_module(module), attribute)(*numbers)
+
+
+def imported(what: str, name: str, allowed: Container[str]) -> Any:
+    """What `package.module:Class` names, imported.
+
+    Args:
+        what: the option that takes such a name, for messages: `"arm"`.
+        allowed: names that may be imported, as `first_link` has it.
+    """
+    if name not in allowed:
+        raise UserError(
+            f"the {what} {name} is code of your own, and a name in a run folder is never imported:"
+            f" give the {what} again (--{what} {name}), or hand over the learner"
+        )
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"the {what} {name} cannot be imported: {error}") from None
