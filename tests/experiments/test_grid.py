@@ -182,7 +182,7 @@ def test_estimates_follow_the_work() -> None:
 
 
 def test_ctrl_c_while_an_estimate_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(*_: object) -> None:
+    def stopped(*_: object, **options: object) -> None:
         raise Interrupted(Path("a temporary folder"), "between iterations")
 
     monkeypatch.setattr(estimate, "run", stopped)

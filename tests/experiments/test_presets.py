@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import fields
+from dataclasses import fields, replace
+from fnmatch import fnmatchcase
 
 import pytest
 
 import gradshare as gs
-from gradshare.experiments.presets import EVERY_ARM, PRESETS, TABLE, described, experiment, preset, select
+from gradshare.experiments.presets import (
+    EVERY_ARM,
+    LITERATURE,
+    OTHERS,
+    PRESETS,
+    TABLE,
+    described,
+    experiment,
+    preset,
+    select,
+)
 from gradshare.learners.algorithms import multi_step_weights
 from gradshare.method.variants import CONTROLS
 from gradshare.runs.build import build_learner
@@ -48,7 +59,9 @@ def check_preset(name: str) -> None:
         "shots": int(shots[0]),
         "tasks": int(tasks[0]),
         "steps": 5,
+        "backbone": "conv4",
         "filters": 48,
+        "start": None,
         "inner_lr": 1.0 if rest.endswith("-10x") else 0.1,
         "outer_lr": 0.001,
         "epochs": EPOCHS[data, int(tasks[0])],
@@ -91,6 +104,29 @@ def test_maml_plus_plus_changes_over_the_epochs_as_its_code_does() -> None:
     assert learner.final_outer_rate == 1.0
     assert learner.at(0).rule == learner.at(249).rule  # second order from the start
     assert multi_step_weights(15, 5, 15) == tuple(weights[15])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("conv32-mini-1shot-maml", dict(filters=32, tasks=4, shots=1, queries=15, epochs=60, gradient_clamp=10.0)),
+        ("conv32-mini-5shot-maml", dict(filters=32, tasks=2, shots=5, dataset="mini", method="maml", pixels="unit")),
+        ("conv64-cub-1shot-fomaml", dict(filters=64, tasks=4, shots=1, queries=16, epochs=60, dataset="cub")),
+        ("conv64-mini-5shot-fomaml", dict(filters=64, shots=5, epochs=40, method="fomaml", adapt_norm=True)),
+    ],
+)
+def test_presets_of_other_papers(name: str, expected: dict[str, object]) -> None:
+    config = preset(name)
+    expected |= {"inner_lr": 0.01, "steps": 5, "arm": "original", "iterations": 1000, "backbone": "conv4"}
+    assert {option: getattr(config, option) for option in expected} == expected
+    assert preset(name, arm="shared", steps=1) == replace(config, arm="shared", steps=1)
+
+
+def test_every_row_of_other_papers_is_used() -> None:
+    assert all(any(fnmatchcase(name, row.names) for name in LITERATURE) for row in OTHERS)
+    assert not set(LITERATURE) & set(EVERY_ARM)
+    with pytest.raises(gs.UserError, match="did you mean conv32-mini-1shot-maml"):
+        preset("conv32-mini-1shot-mamml")
 
 
 def test_controls_are_arms_of_the_same_experiment() -> None:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 import gradshare as gs
 from gradshare.learners.optimisers import optimiser_tensors, restore_optimiser, set_rate
 from tests.support.learners import every_algorithm, every_sharing, randomised, tasks
+from tests.support.models import EXTRAS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -237,3 +238,17 @@ def test_parts_need_less_memory() -> None:
 
     plain, one_step, four, one = peak(), peak(checkpoint=True), peak(micro_batch=4), peak(micro_batch=1)
     assert one_step < plain / 2.5 and four < one_step / 2.5 and one < four / 2
+
+
+@pytest.mark.parametrize("name", ["ResNet12", "ViT"])
+def test_a_recorded_step_of_our_other_networks_is_the_eager_one(name: str) -> None:
+    entry = EXTRAS[name]
+    learner = gs.maml(entry.make(), steps=2, sharing=gs.GradientSharing()).to("cuda")
+    states = [learner.init(), learner.init()]
+    first, second = (gs.optimiser(state, 1e-3) for state in states)
+    step = gs.compiled_step(learner, states[0], first)
+    for number in range(4):
+        episodes = entry.tasks(3, seed=number).to("cuda")
+        step(episodes)
+        gs.meta_step(learner, states[1], second, episodes)
+    assert_close(everything(states[0], first), everything(states[1], second), rtol=1e-7, atol=1e-9)

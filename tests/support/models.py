@@ -303,6 +303,8 @@ QUARTIC = Model(lambda: mlp(2, 1), (2,), loss=quartic)
 EXTRAS = {
     "silu batch norm net": SILU_NORM,
     "callable loss": QUARTIC,
+    "ResNet12": Model(lambda: gs.ResNet12(WAYS, (2, 3, 2, 4), (2, 16, 16)), (2, 16, 16)),
+    "ViT": Model(lambda: gs.ViT(WAYS, (2, 6, 4), patch=2, width=4, depth=2, heads=2), (2, 6, 4)),
     "mlp with batch norm 1d": Model(lambda: mlp(4, WAYS, nn.BatchNorm1d(6)), (4,)),
     "transformer": Model(Transformer, (4, 8)),
     "group norm": Model(lambda: image_net(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), features=4), IMAGE),

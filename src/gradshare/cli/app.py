@@ -17,7 +17,7 @@ from gradshare import __version__
 from gradshare.cli.bench import bench
 from gradshare.cli.data import data_app
 from gradshare.cli.grid import compare, grid_app, show_report
-from gradshare.cli.options import Given, Options, own_arms
+from gradshare.cli.options import Given, Options, own_code
 from gradshare.cli.testing import test
 from gradshare.cli.waiting import load_data, says_how_to_go_on, stoppable, stoppable_run, typed_command
 from gradshare.errors import (
@@ -29,7 +29,6 @@ from gradshare.errors import (
     print_warnings_as_lines,
     say,
 )
-from gradshare.experiments.presets import experiment
 from gradshare.method.variants import variant
 from gradshare.runs.config import MAY_GROW, Log, RunConfig
 from gradshare.runs.folder import RunFolder
@@ -45,6 +44,7 @@ app = App(
     suppress_keyboard_interrupt=False,  # main() handles it
 )
 app.command(compare)
+CODE = ("arm", "backbone")  # options that may name code of the user's own
 
 
 @app.command
@@ -64,12 +64,13 @@ def train(
     Parameters
     ----------
     preset
-        One of the paper's experiments, as cub-5shot-5task-maml+gs (gradshare grid list); options given win over it.
+        One of the paper's experiments, as cub-5shot-5task-maml+gs (gradshare grid list), or of other papers, as
+        conv32-mini-1shot-maml; options given win over it.
     out
         Folder for the run; it must not hold one already.
     resume
         Go on with the run in this folder. It has its own options: give no others, except for more --epochs or more
-        --patience, and --arm again if the arm is your own.
+        --patience, and --arm or --backbone again if it is your own.
     log
         Also write the numbers of every epoch to FOLDER/tensorboard (pip install "gradshare[tensorboard]").
     timeout
@@ -94,8 +95,7 @@ class _Train:
 
     def __init__(self, options: Given, preset: str | None, folder: Path, resume: bool, log: Log | None) -> None:
         self.options, self.preset, self.folder, self.resume, self.log = options, preset, folder, resume, log
-        named = [options.arm] if "arm" in options.given else [experiment(preset).arm] if preset else []
-        self.own = own_arms(named)
+        self.own = own_code([options.over(preset).arm], options.given.get("backbone"))
 
     def config(self) -> RunConfig:
         if not self.resume:
@@ -105,23 +105,25 @@ class _Train:
                 )
             return self.options.over(self.preset)
         given = self.options.given
-        if set(given) - {*MAY_GROW, "arm"} or self.preset is not None:
+        if set(given) - {*MAY_GROW, *CODE} or self.preset is not None:
             more = "give --resume alone, or with more --epochs or --patience"
             raise UserError(f"the run in {self.folder} has its own options: {more}")
         stored = RunFolder(self.folder).config()
         if stored is None:
             raise UserError(f"the run in {self.folder} was started from Python: go on with it there")
-        if given.get("arm", stored.arm) != stored.arm:
-            raise UserError(f"the run in {self.folder} has the arm {stored.arm}, not {given['arm']}")
+        for what in CODE:
+            if given.get(what, has := getattr(stored, what)) != has:
+                raise UserError(f"the run in {self.folder} has the {what} {has}, not {given[what]}")
         return replace(stored, **given)
 
     def to_go_on(self) -> str:
         """The command that goes on with the run, without the program's name."""
         given = self.options.given if self.resume else {}
         more = "".join(f" --{name} {given[name]}" for name in MAY_GROW if name in given)
-        arm = f" --arm {self.own[0]}" if self.own else ""
+        chosen = self.options.over(self.preset)
+        own = "".join(f" --{name} {getattr(chosen, name)}" for name in CODE if getattr(chosen, name) in self.own)
         log = f" --log {self.log}" if self.log else ""
-        return f"train --resume {shlex.quote(str(self.folder))}{more}{arm}{log}"
+        return f"train --resume {shlex.quote(str(self.folder))}{more}{own}{log}"
 
     def run_in_group(self, timeout: float) -> None:
         from gradshare.runs.torchrun import command, ends_at_once, processes, report_once

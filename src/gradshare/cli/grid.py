@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from gradshare.cli.options import SEVERAL, Arms, Given, GridOptions, Options, own_arms, with_controls
+from gradshare.cli.options import SEVERAL, Arms, Given, GridOptions, Options, own_code, with_controls
 from gradshare.cli.waiting import load_data, says_how_to_go_on, typed_command
 from gradshare.errors import MOST_SEED, UserError, check_range, say
-from gradshare.experiments.presets import IMAGE, Experiment, described, experiment, matches, preset, select
+from gradshare.experiments.presets import IMAGE, Experiment, described, matches, preset, select
 from gradshare.files import tidy
-from gradshare.method.variants import first_link
+from gradshare.method.variants import first_link, imported
 from gradshare.runs.config import MAY_GROW, Log, RunConfig, with_arm
 from gradshare.runs.folder import merge_with_saved
 from gradshare.runs.workers import one_of_several
@@ -47,7 +47,8 @@ def compare(
     Parameters
     ----------
     preset
-        One of the paper's experiments, such as cub-5shot-5task-maml (gradshare grid list); options given win over it.
+        One of the paper's experiments, such as cub-5shot-5task-maml (gradshare grid list), or of other papers, such as
+        conv32-mini-1shot-maml; options given win over it.
     out
         Folder for the runs and the report. Run the command again to go on where it stopped.
     controls
@@ -66,7 +67,7 @@ def compare(
     if not chosen:
         raise UserError("there is no comparison without an arm: give at least one to --arms")
     config = options.over(preset and preset.partition("~")[0])  # each arm has its own options
-    own = own_arms(chosen)
+    own = own_code(chosen, config.backbone)
     from gradshare.engine.choose import side_by_side
     from gradshare.experiments.grid import Cell
     from gradshare.experiments.supervise import Local
@@ -144,7 +145,8 @@ def _estimated(configs: list[RunConfig], options: Given) -> tuple[int, list[floa
     image = load_dataset(options.dataset).image if "dataset" in options.given else IMAGE
     jobs, threads = side_by_side(0, len(configs), choose(options.device).device)
     say("timing meta-iterations on this machine, about 10 s ...", error=True)
-    return jobs, estimates((replace(config, threads=options.threads or threads), image) for config in configs)
+    sized = ((replace(config, threads=options.threads or threads), image) for config in configs)
+    return jobs, estimates(sized, own_code((), options.backbone))
 
 
 @grid_app.command
@@ -156,9 +158,8 @@ def show(name: str, options: GridOptions = Given()) -> None:
     name
         A preset, such as cub-5shot-5task-maml+gs.
     """
-    one = experiment(name)
-    config = _configured(one, options)
-    for option, (_, source) in described(one).items():
+    config = _configured(name, options)
+    for option, (_, source) in described(name).items():
         source = "the command line" if option in options.given else source
         say(f"{option:<15} {getattr(config, option)!s:<11} {source}")
 
@@ -234,7 +235,7 @@ def run(
     check_range("seeds", min(seeds), 0, MOST_SEED)
     workers.check()
     chosen = _select(patterns, arms, controls)
-    own = own_arms({one.arm for one in chosen})
+    own = own_code({one.arm for one in chosen}, options.backbone)
     from gradshare.experiments.display import AT_WORK
     from gradshare.experiments.grid import read_state
     from gradshare.runs.display import counts
@@ -289,14 +290,15 @@ def _select(patterns: Iterable[str], arms: Sequence[str], controls: bool) -> lis
     return select(patterns, with_controls(arms or (("original", "shared") if controls else ()), controls))
 
 
-def _configured(one: Experiment, options: Given) -> RunConfig:
+def _configured(one: Experiment | str, options: Given) -> RunConfig:
     for field in ("arm", "seed"):
         if field in options.given:
             raise UserError(f"a grid has several {field}s: give --{field}s instead of --{field}")
     config = preset(one, **options.given)
+    # A worker may have another directory.
     if "dataset" in options.given and Path(config.dataset).is_dir():
-        return replace(config, dataset=str(Path(config.dataset).resolve()))  # a worker may have another directory
-    return config
+        config = replace(config, dataset=str(Path(config.dataset).resolve()))
+    return config if config.start is None else replace(config, start=str(Path(config.start).resolve()))
 
 
 def _planned(
@@ -332,8 +334,11 @@ def _with_threads(cells: Iterable[Cell], threads: int) -> list[Cell]:
 
 def _check_before_training(cells: Sequence[Cell], own: Sequence[str]) -> None:
     """Find what is missing, and build what is built in, once, before several processes need it."""
-    for arm in own:
-        first_link(arm, allowed=own)
+    backbone, start = cells[0].config.backbone, cells[0].config.start
+    for name in own:
+        imported("backbone", name, own) if name == backbone else first_link(name, allowed=own)
+    if start is not None and not Path(start).is_file():
+        raise UserError(f"there is no file {start} with weights to start from")
     for dataset, pixels in dict.fromkeys((cell.config.dataset, cell.config.pixels) for cell in cells):
         load_data(dataset, pixels)
 

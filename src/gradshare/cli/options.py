@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter, default_name_transform
 
 from gradshare.experiments.presets import preset
-from gradshare.method.variants import CONTROLS, VARIANTS, variant
-from gradshare.runs.config import RunConfig
+from gradshare.method.variants import CONTROLS, OWN, VARIANTS, variant
+from gradshare.runs.config import RunConfig, check_backbone
 
 SEVERAL = Parameter(consume_multiple=True, negative=())
 _NAMES = f"Arms to train: {', '.join(VARIANTS)}, or package.module:Class for a rule of your own."
@@ -53,12 +53,13 @@ def with_controls(arms: Iterable[str], controls: bool) -> list[str]:
     return list(dict.fromkeys(variant(name).name for name in (*arms, *(CONTROLS if controls else ()))))
 
 
-def own_arms(arms: Iterable[str]) -> tuple[str, ...]:
-    """The arms, of those named on the command line, that are the user's own code: only these may be imported.
+def own_code(arms: Iterable[str], backbone: str | None = None) -> tuple[str, ...]:
+    """The user's own code among the arms and the backbone of a command line: only these names may be imported.
 
     The working directory then has to be importable. It is with `python -m gradshare`, but not with `gradshare`.
     """
-    own = tuple(arm for arm in arms if variant(arm).name not in VARIANTS)
+    names = [*(variant(arm).name for arm in arms), *([check_backbone(backbone)] if backbone else [])]
+    own = tuple(name for name in names if OWN.fullmatch(name))
     if own and not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())
     return own

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from gradshare.cli.options import SEVERAL, own_arms
+from gradshare.cli.options import SEVERAL, own_code
 from gradshare.cli.waiting import bar, load_data
 from gradshare.errors import MOST_SEED, UserError, check_range, printable, say
 from gradshare.runs.config import NORM_STATISTICS
@@ -76,7 +76,7 @@ class Tested:
         return [self.label, str(self.epochs[0]), score_text(self.best), ensemble]
 
 
-def test(folder: Path, options: TestTasks = TestTasks(), *, arm: OwnArms = ()) -> None:
+def test(folder: Path, options: TestTasks = TestTasks(), *, arm: OwnArms = (), backbone: str | None = None) -> None:
     """Test a trained run on new tasks: its best epoch, and the ensemble of its five best.
 
     For a comparison, a grid, or any folder of runs: a table with a row for each run.
@@ -87,9 +87,11 @@ def test(folder: Path, options: TestTasks = TestTasks(), *, arm: OwnArms = ()) -
         A run folder, or a folder of runs.
     arm
         The arm of a run, if it is your own, package.module:Class: a name in a run folder is not imported.
+    backbone
+        The same for its network.
     """
     options.check()
-    own = own_arms(arm)
+    own = own_code(arm, backbone)
     runs = find_runs(folder)
     if len(runs) < 2:
         _print_one(_test(runs[0].path if runs else folder, "the run", options, own), options)

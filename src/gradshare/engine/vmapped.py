@@ -85,6 +85,13 @@ def initialises(module: nn.Module) -> bool:
     return True
 
 
+def initialised(module: nn.Module, seed: int) -> nn.Module:
+    """A copy whose method `initialise` has drawn its weights, on the CPU: the same weights whatever the device."""
+    module = prepare(module).cpu()
+    cast(Any, module).initialise(torch.Generator().manual_seed(seed))
+    return module
+
+
 class Given(NamedTuple):
     """The inputs of a batch of tasks. Padding has been filled with copies of real examples."""
 
@@ -122,7 +129,7 @@ class VmapBackend:
         self._has_run = self._keeps_apart = False  # what needs to be looked at once alone
 
     def start(self, params: Mapping[str, Tensor]) -> Weights:
-        return {name: params[name] for name in self.adapted}
+        return {name: params[name] for name in self.adapted if name in params}  # a task may have others of its own
 
     def by_name(self, fast: Weights) -> Weights:
         return fast

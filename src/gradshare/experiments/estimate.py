@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -66,8 +66,12 @@ def _each(moments: list[tuple[int, float]]) -> float:
     return min((end - start) / (after - before) for (before, start), (after, end) in pairwise(moments))
 
 
-def estimates(configs: Iterable[tuple[RunConfig, Image]]) -> list[float]:
-    """Seconds that each run will take on this machine, with the threads of its configuration."""
+def estimates(configs: Iterable[tuple[RunConfig, Image]], allowed: Container[str] = ()) -> list[float]:
+    """Seconds that each run will take on this machine, with the threads of its configuration.
+
+    Args:
+        allowed: backbones of the user's own that may be imported.
+    """
     wanted = [(config, (_shape(config), image)) for config, image in configs]
     timed: dict[Sized, Measured] = {}
     started = time.monotonic()
@@ -75,7 +79,7 @@ def estimates(configs: Iterable[tuple[RunConfig, Image]]) -> list[float]:
         spent = time.monotonic() - started
         if timed and spent + spent / len(timed) * step_work(*size) / step_work(*list(timed)[-1]) > BUDGET:
             break
-        timed[size] = _time(*size)
+        timed[size] = _time(*size, allowed)
     return [_seconds(config, size, timed) for config, size in wanted]
 
 
@@ -118,8 +122,10 @@ def task_work(config: RunConfig, image: Image) -> float:
 
 
 def _forward(config: RunConfig, image: Image) -> float:
-    """Multiplications of the four convolutions for one image."""
+    """Multiplications of the four convolutions for one image; of another network than conv4, its pixels."""
     channels, height, width = image
+    if config.backbone != "conv4":  # only ratios matter
+        return math.prod(image)
     total = 0
     for layer in range(4):
         total += 9 * max(1, height >> layer) * max(1, width >> layer) * channels * config.filters
@@ -132,17 +138,17 @@ def _shape(config: RunConfig) -> RunConfig:
     return replace(
         config, dataset="", arm="shared", norm="global", inner_lr=0.1, outer_lr=1e-3, gradient_clamp=0.0, pixels="unit",
         multi_step_epochs=0, first_order_epochs=0, final_outer_rate=1.0, seed=0, epochs=1, iterations=3, val_tasks=2,
-        eval_batch=1, test_tasks=0,
+        eval_batch=1, test_tasks=0, start=None,
     )  # fmt: skip
 
 
-def _time(shape: RunConfig, image: Image) -> Measured:
+def _time(shape: RunConfig, image: Image, allowed: Container[str] = ()) -> Measured:
     if choice_for(shape).on_gpu:  # it is fast, and displays every 20th iteration
         shape = replace(shape, iterations=21, val_tasks=50, eval_batch=25)
     stopwatch = Stopwatch()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            run(shape, Path(folder) / "run", False, stopwatch, _random(shape, image))
+            run(shape, Path(folder) / "run", False, stopwatch, _random(shape, image), allowed=allowed)
         except Interrupted:  # there is nothing worth saving
             raise HardStop from None
     return stopwatch.timing()

@@ -2,7 +2,8 @@
 
 A name is `DATA-SHOTSshot-TASKStask-METHOD`, with `+gs` for gradient sharing and `-10x` for ten times the inner rate:
 `cub-5shot-5task-maml+gs`. Every other arm adds its name to the original's: `cub-5shot-5task-maml~half-rate`, or
-`cub-5shot-5task-maml~my_rules:Additive` for a rule of your own. Imports nothing heavy.
+`cub-5shot-5task-maml~my_rules:Additive` for a rule of your own. `LITERATURE` has presets of other papers, which are not
+part of the grid. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ LOADER = f"{A1}: MAML++ loads with its reference code, which"
 TABLE = (  # all options but the machine's (device, engine, threads, eval_batch, micro_batch, checkpoint) and the seed
     Row("*", {"ways": 5, "queries": 15}, f"{A1}: 5-way, 15 test examples within each task"),
     Row("*", {"val_tasks": 600, "test_tasks": 600}, f"{A1}: 600 evaluation tasks for meta-validation and meta-testing"),
-    Row("*", {"filters": 48}, f"{A2}: 4 convolutional layers of 48 filters"),
+    Row("*", {"backbone": "conv4", "filters": 48}, f"{A2}: 4 convolutional layers of 48 filters"),
+    Row("*", {"start": None}, f"{A2} takes the {CODE}: random initial weights"),
     Row("*", {"adapt_norm": False}, f"{A2} takes the {CODE}: the inner loop leaves batch norm's gain and bias"),
     Row("*", {"norm_statistics": "batch"}, f"{CODE}: batch norm normalises with the query batch, also at test"),
     Row("*", {"norm": "global"}, "paper, equation 1, read literally: one norm over all adapted weights"),
@@ -88,6 +90,32 @@ def _experiments(arms: Iterable[str]) -> Iterable[Experiment]:
             yield Experiment(data, shots, tasks, method, arm, tenfold)
 
 
+FINN = "MAML (Finn et al., 2017), appendix A.1"
+CHEN = "A closer look at few-shot classification (Chen et al., 2019), its code; it also augments training images"
+OTHERS = (  # presets of other papers: every option that is not its default
+    Row("*", {"arm": "original", "ways": 5, "steps": 5, "inner_lr": 0.01, "outer_lr": 1e-3}, f"{FINN}, and {CHEN}"),
+    Row("*-1shot-*", {"shots": 1}, "the name"),
+    Row("*-5shot-*", {"shots": 5}, "the name"),
+    Row("*-mini-*", {"dataset": "mini"}, "the name"),
+    Row("*-cub-*", {"dataset": "cub"}, "the name"),
+    Row("*-maml", {"method": "maml"}, "the name"),
+    Row("*-fomaml", {"method": "fomaml"}, "the name"),
+    Row("conv32-*", {"filters": 32, "queries": 15}, FINN),
+    Row("conv32-*-1shot-*", {"tasks": 4}, FINN),
+    Row("conv32-*-5shot-*", {"tasks": 2}, FINN),
+    Row("conv32-*", {"iterations": 1000, "epochs": 60}, f"{FINN}: 60,000 iterations"),
+    Row("conv32-*", {"gradient_clamp": 10.0}, "code of Finn et al., for MiniImagenet"),
+    Row("conv64-*", {"filters": 64, "queries": 16, "tasks": 4, "pixels": "imagenet"}, CHEN),
+    Row("conv64-*", {"adapt_norm": True}, f"{CHEN}: its inner loop moves every weight"),
+    Row("conv64-*-1shot-*", {"iterations": 1000, "epochs": 60}, f"{CHEN}: 60,000 iterations"),
+    Row("conv64-*-5shot-*", {"iterations": 1000, "epochs": 40}, f"{CHEN}: 40,000 iterations"),
+)
+LITERATURE = (
+    *(f"conv32-mini-{shots}shot-maml" for shots in (1, 5)),
+    *(f"conv64-{data}-{shots}shot-fomaml" for data, shots in product(("cub", "mini"), (1, 5))),
+)
+
+
 PRESETS = {one.name: one for one in _experiments(("original", "shared"))}
 EVERY_ARM = {one.name: one for one in _experiments(VARIANTS)}
 
@@ -103,7 +131,7 @@ def experiment(name: str) -> Experiment:
     if original in EVERY_ARM and EVERY_ARM[original].arm == "original" and OWN.fullmatch(arm):
         return EVERY_ARM[original]._replace(arm=arm)
     if name not in EVERY_ARM:
-        near = get_close_matches(name, EVERY_ARM, n=1)
+        near = get_close_matches(name, [*EVERY_ARM, *LITERATURE], n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UserError(f"there is no preset '{name}'{hint} (gradshare grid list shows them all)")
     return EVERY_ARM[name]
@@ -111,14 +139,17 @@ def experiment(name: str) -> Experiment:
 
 def described(preset: str | Experiment) -> dict[str, tuple[Any, str]]:
     """Every option that a preset sets: its value and its source."""
+    if preset in LITERATURE:
+        return _rows(OTHERS, str(preset))
     one = experiment(preset) if isinstance(preset, str) else preset
-    options: dict[str, tuple[Any, str]] = {
-        option: (getattr(one, option), "the name") for option in ("shots", "tasks", "method", "arm")
-    }
-    for row in TABLE:
-        if fnmatchcase(one.name, row.names):
-            options.update((option, (value, row.source)) for option, value in row.options.items())
-    return options
+    named = {option: (getattr(one, option), "the name") for option in ("shots", "tasks", "method", "arm")}
+    return named | _rows(TABLE, one.name)
+
+
+def _rows(table: Iterable[Row], name: str) -> dict[str, tuple[Any, str]]:
+    """The options that a table sets for a name, with their sources."""
+    rows = [row for row in table if fnmatchcase(name, row.names)]
+    return {option: (value, row.source) for row in rows for option, value in row.options.items()}
 
 
 def preset(name: str | Experiment, **given: Any) -> RunConfig:

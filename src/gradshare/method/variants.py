@@ -85,6 +85,10 @@ ROWS = (  # in the order of tables. Okabe and Ito's colours, which colour-blind 
 )
 VARIANTS = {row.name: row for row in ROWS}
 CONTROLS = tuple(row.name for row in ROWS if row.keeps)
+INNER = {  # what `inner=` and `--inner` take by name
+    "momentum": "gradshare.method.inner_optimisers:Momentum",
+    "adam": "gradshare.method.inner_optimisers:Adam",
+}
 OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")  # package.module:Class
 
 
@@ -113,17 +117,48 @@ def first_link(name: str, norm: str = "global", allowed: Container[str] = ()) ->
     row = variant(name)
     if not row.rule:
         return None
-    if name not in VARIANTS and name not in allowed:
-        raise UserError(
-            f"the arm {name} is code of your own, and a name in a run folder is never imported:"
-            f" give the arm again (--arm {name}), or hand over the learner"
-        )
-    module, _, attribute = row.rule.partition(":")
-    try:
-        make = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"the arm {name} cannot be imported: {error}") from None
+    make = imported("arm", row.rule, (row.rule,) if name in VARIANTS else allowed)
     options = dict(row.options)
     if "norm" in inspect.signature(make).parameters:
         options["norm"] = norm
     return make(**options)
+
+
+def parse_inner(name: str) -> tuple[str, tuple[float, ...]]:
+    """The name and the number of an inner optimiser: `adam`, `momentum`, or `momentum:0.9`.
+
+    Example:
+        >>> parse_inner("momentum:0.5"), parse_inner("adam")
+        (('momentum', (0.5,)), ('adam', ()))
+    """
+    if name in INNER:
+        return name, ()
+    if isinstance(name, str) and (found := re.fullmatch(r"momentum:(0(\.\d+)?)", name)):
+        return "momentum", (float(found[1]),)
+    raise UserError(f"an inner optimiser (inner=, --inner) is momentum:0.9, adam or a rule, not {short_repr(name)}")
+
+
+def inner_rule(name: str) -> Any:
+    """The inner optimiser of a name."""
+    chosen, numbers = parse_inner(name)
+    module, _, attribute = INNER[chosen].partition(":")
+    return getattr(import_module(module), attribute)(*numbers)
+
+
+def imported(what: str, name: str, allowed: Container[str]) -> Any:
+    """What `package.module:Class` names, imported.
+
+    Args:
+        what: the option that takes such a name, for messages: `"arm"`.
+        allowed: names that may be imported, as `first_link` has it.
+    """
+    if name not in allowed:
+        raise UserError(
+            f"the {what} {name} is code of your own, and a name in a run folder is never imported:"
+            f" give the {what} again (--{what} {name}), or hand over the learner"
+        )
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"the {what} {name} cannot be imported: {error}") from None

@@ -33,6 +33,15 @@ METHODS = {
     "fomaml": "first-order MAML",
     "first_order_maml": "first-order MAML",
     "anil": "ANIL",
+    "boil": "BOIL",
+    "protomaml": "Proto-MAML",
+    "proto_maml": "Proto-MAML",
+    "reptile": "Reptile",
+    "metacurvature": "Meta-Curvature",
+    "meta_curvature": "Meta-Curvature",
+    "sparsemaml": "sparse-MAML",
+    "sparse_maml": "sparse-MAML",
+    "alfa": "ALFA",
 }
 DATA = {"cub": "cub", "cub-resize": "cub", "mini": "mini"}  # our stores, and the paper's data set in each
 
@@ -256,6 +265,7 @@ class Setting(NamedTuple):
     shots: Any
     method: Any
     tasks: Any
+    backbone: Any = None  # config.json has it if it is not conv4
 
     @property
     def title(self) -> str:
@@ -268,7 +278,8 @@ class Setting(NamedTuple):
     def row(self) -> str:
         """The name of a row in the paper's table: MAML/5 is MAML with 5 tasks in a batch."""
         name = "a run" if self.method is None else METHODS.get(text_of(self.method), text_of(self.method))
-        return name if self.tasks is None else f"{name}/{text_of(self.tasks)}"
+        network = "" if self.backbone is None else f" with {text_of(self.backbone)}"
+        return f"{name if self.tasks is None else f'{name}/{text_of(self.tasks)}'}{network}"
 
     @property
     def shape(self) -> str:
@@ -389,6 +400,7 @@ def _order(one: Experiment) -> list[tuple[float, str]]:
         *(sort_key(value) for value in (chosen.inner_lr, chosen.ways, chosen.shots)),
         (rank, method),
         (-tasks, rest),
+        (0.0, "" if chosen.backbone is None else text_of(chosen.backbone)),
     ]
 
 

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Container
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from gradshare.data.dataset import Dataset, load_dataset
 from gradshare.engine.choose import Choice, apply, check_memory, choose
-from gradshare.engine.networks import Conv4
+from gradshare.engine.networks import Conv4, ResNet12, ViT
 from gradshare.engine.processes import ALONE, Group
 from gradshare.errors import UserError
 from gradshare.learners import algorithms
 from gradshare.learners.learner import Learner
 from gradshare.method.episodes import Shape
-from gradshare.method.variants import first_link
-from gradshare.runs.config import TRAINING, Log, RunConfig, recorded
+from gradshare.method.variants import first_link, imported
+from gradshare.runs.config import BACKBONES, TRAINING, Log, RunConfig, recorded
 from gradshare.runs.display import Display
 from gradshare.runs.folder import merge_with_saved
 from gradshare.runs.trackers import trackers_for
@@ -31,7 +34,14 @@ METHODS: dict[str, Callable[..., Learner]] = {
     "mamlpp": algorithms.maml_plus_plus,
     "fomaml": algorithms.first_order_maml,
     "anil": algorithms.anil,
+    "boil": algorithms.boil,
+    "protomaml": algorithms.proto_maml,
+    "reptile": algorithms.reptile,
+    "metacurvature": algorithms.meta_curvature,
+    "sparsemaml": algorithms.sparse_maml,
+    "alfa": algorithms.alfa,
 }
+BY_NAME = {"metacurvature": "the matrices of Meta-Curvature", "alfa": "the network of ALFA"}  # not on packed weights
 
 
 def build_learner(config: RunConfig, image: tuple[int, int, int], allowed: Container[str] = ()) -> Learner:
@@ -39,50 +49,90 @@ def build_learner(config: RunConfig, image: tuple[int, int, int], allowed: Conta
 
     Args:
         image: channels, height and width of the images.
-        allowed: arms of the user's own, `package.module:Class`, that may be imported: those that the user named in this
-            program, never one that is read from a file.
+        allowed: arms and backbones of the user's own, `package.module:Class`, that may be imported: those that the
+            user named in this program, never one that is read from a file.
     """
-    options: dict[str, Any] = {}
+    make, options = METHODS[config.method], _options(config)
     if config.method == "mamlpp":
         names = ("recipe", "multi_step_epochs", "first_order_epochs", "final_outer_rate")
-        options = {name: getattr(config, name) for name in names}
-    if config.method != "anil":
-        options["adapt_norm"] = config.adapt_norm
-    elif config.adapt_norm:
-        raise UserError("anil adapts the head alone: leave adapt_norm out")
-    return METHODS[config.method](
-        Conv4(config.ways, config.filters, image),
+        options |= {name: getattr(config, name) for name in names}
+    for name in options.keys() - inspect.signature(make).parameters.keys():
+        raise UserError(f"{config.method} has no choice of {name}: leave {name} out")
+    return make(
+        build_network(config, image, allowed),
         inner_lr=config.inner_lr,
         steps=config.steps,
         sharing=first_link(config.arm, config.norm, allowed),
+        inner=config.inner,
         **options,
     )
 
 
+def _options(config: RunConfig) -> dict[str, Any]:
+    """What the inner loop adapts and where it starts, as far as it is not by default."""
+    adapt = None if config.adapt is None else [name.strip() for name in config.adapt.split(",")]
+    given = {"adapt_norm": config.adapt_norm, "adapt": adapt, "head_start": config.head_start}
+    return {name: value for name, value in given.items() if value != getattr(RunConfig, name)}
+
+
+def build_network(config: RunConfig, image: tuple[int, int, int], allowed: Container[str] = ()) -> nn.Module:
+    """The network that a configuration names; one of the user's own draws its weights from the run's seed."""
+    if config.backbone == "conv4":
+        return Conv4(config.ways, config.filters, image)
+    if config.backbone == "resnet12":
+        return ResNet12(config.ways, image=image)
+    if config.backbone == "vit":
+        return ViT(config.ways, image)
+    make = imported("backbone", config.backbone, allowed)
+    try:
+        inspect.signature(make).bind(config.ways, image)
+    except (TypeError, ValueError):
+        raise UserError(f"the backbone {config.backbone} cannot be called with (ways, image)") from None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        network = make(config.ways, image)
+    if not isinstance(network, nn.Module):
+        raise UserError(f"the backbone {config.backbone} makes a {type(network).__name__}, not a torch.nn.Module")
+    return network
+
+
 def choice_for(config: RunConfig, group: Group = ALONE) -> Choice:
     """Where and how a configuration computes on this machine."""
-    no_kernels = None
-    if config.method == "anil":
-        no_kernels = "they adapt all filters and the head, and anil adapts the head alone"
-    elif config.adapt_norm:
-        no_kernels = "they do not adapt batch norm"
+    no_kernels = _no_kernels(config)
     asked = (config.device, config.engine, config.precision, config.threads, config.deterministic)
-    return choose(*asked, processes=group.size, local_processes=group.local_size, no_kernels=no_kernels)
+    choice = choose(*asked, processes=group.size, local_processes=group.local_size, no_kernels=no_kernels)
+    return replace(choice, apart=BY_NAME.get(config.method))
 
 
-def check_memory_for(config: RunConfig, image: tuple[int, int, int], device: str, processes: int = 1) -> None:
+def _no_kernels(config: RunConfig) -> str | None:
+    """Why the GPU kernels cannot run a configuration; None where they can."""
+    if config.backbone != "conv4":
+        return f"they know the backbone conv4, not {config.backbone}"
+    if config.method == "protomaml":
+        return "they know a head of one size, and that of protomaml follows the task"
+    if config.method in ("anil", "boil") or config.adapt is not None:
+        other = {"anil": "anil adapts the head alone", "boil": "boil all but the head"}
+        return f"they adapt all filters and the head, and {other.get(config.method, f'this run {config.adapt}')}"
+    if config.adapt_norm or config.method == "reptile":
+        return "they do not adapt batch norm"
+    return None
+
+
+def check_memory_for(
+    config: RunConfig, image: tuple[int, int, int], device: str, processes: int = 1, allowed: Container[str] = ()
+) -> None:
     """Raise an error for a run that is too large for the memory, before anything of that size is allocated.
 
     Counted is what every run keeps at the same time: the images of a batch, and the adapted weights of each task after
     each inner step.
     """
-    with torch.device("meta"):  # shapes alone
-        network = Conv4(config.ways, config.filters, image)
-    adapted = [network.head] if config.method == "anil" else [*network.convs, network.head]
-    weights = sum(weight.numel() for layer in adapted for weight in layer.parameters())
+    # Shapes alone of our networks. Code of the user's own may need values.
+    with torch.device("meta") if config.backbone in BACKBONES else nullcontext():
+        learner = build_learner(config, image, allowed)
+    weights = sum(learner.module.get_parameter(name).numel() for name in learner.adapted)
     batch = max(config.tasks, min(config.eval_batch, max(config.val_tasks, config.test_tasks)))
     images = batch * config.ways * (config.shots + config.queries) * math.prod(image)
-    check_memory(images + config.tasks * config.steps * weights // processes, device)
+    check_memory(images + config.tasks * max(config.steps, 1) * weights // processes, device)
 
 
 def run(
@@ -110,7 +160,7 @@ def run(
     options = _recorded(config, choice)
     data = dataset or load_dataset(config.dataset, config.pixels)
     data.check("train", Shape(config.ways, config.shots, config.queries))  # before a network of so many ways is built
-    check_memory_for(config, data.image, choice.device, group.size)
+    check_memory_for(config, data.image, choice.device, group.size, allowed)
     return train(
         build_learner(config, data.image, allowed),
         data,
@@ -123,6 +173,7 @@ def run(
         precision=choice.precision,
         group=group,
         trackers=trackers,
+        start=config.start,
         **{name: value for name, value in options.items() if name in TRAINING},
     )
 

@@ -45,6 +45,7 @@ from gradshare.method.state import MetaState, check_fit
 from gradshare.method.variants import VARIANTS
 from gradshare.runs.build import build_learner, choice_for
 from gradshare.runs.config import (
+    BACKBONES,
     FINGERPRINT,
     NORM_STATISTICS,
     OF_THE_OUTER_LOOP,
@@ -117,8 +118,8 @@ class SavedRun(Evaluable):
         """The learner: as `load_run` got it, or that of a run of the command line.
 
         Args:
-            allowed: arms of your own, `package.module:Class`, that may be imported. What config.json names is never
-                imported otherwise.
+            allowed: arms and backbones of your own, `package.module:Class`, that may be imported. What config.json
+                names is never imported otherwise.
             image: channels, height and width of the images; None: as those of the run's data set.
         """
         if self.own_learner is not None:
@@ -192,13 +193,15 @@ class SavedRun(Evaluable):
             return write_model(Path(folder), None, state, card)
         config = self.run_config
         dataset = load_dataset(config.dataset, config.pixels)
-        if config.arm in VARIANTS:  # an arm of the user's own is not imported, so its state cannot be compared
+        if config.arm in VARIANTS and config.backbone in BACKBONES:  # code of the user's own is not imported
             check_fit(build_learner(config, dataset.image).init().tensors(), state.tensors())
         options = {name: value for name, value in recorded(asdict(config)).items() if name not in OF_THE_MACHINE}
         options["dataset"] = dataset.name  # its path is of no use to others
+        if config.start is not None:
+            options["start"] = Path(config.start).name
         channels, height, width = dataset.image
         about = [
-            f"A Conv-4 of {config.filters} filters that learns a {config.ways}-way {config.shots}-shot task from its"
+            f"{_network(config)} that learns a {config.ways}-way {config.shots}-shot task from its"
             f" support images. Method: {config.method}; arm: {config.arm}. {after}",
             f"Images: {channels} x {height} x {width}, pixels {PIXELS[config.pixels]}.",
         ]
@@ -217,6 +220,12 @@ class SavedRun(Evaluable):
             test = summary.test
             results += [Result("test", test.tasks, test.best.accuracy, test.best.loss, test.best.interval)]
         return results
+
+
+def _network(config: RunConfig) -> str:
+    """The network in words."""
+    ours = {"conv4": f"A Conv-4 of {config.filters} filters", "resnet12": "A ResNet-12", "vit": "A vision transformer"}
+    return ours.get(config.backbone, f"A network ({config.backbone})")
 
 
 def load_run(folder: str | Path, learner: Learner | None = None, dataset: TaskSource | None = None) -> SavedRun:
@@ -308,7 +317,7 @@ def from_pretrained(folder: str | Path, learner: Learner | None = None) -> tuple
     """A learner and its state from a folder that `save_pretrained` wrote. Nothing in the folder is executed.
 
     Args:
-        learner: for a model or an arm of your own, the learner as it was trained.
+        learner: for a model, a backbone or an arm of your own, the learner as it was trained.
 
     Example:
         >>> import gradshare as gs, tempfile
@@ -360,7 +369,7 @@ def _build(model: Any, folder: Path) -> Learner:
         channels, height, width = model["image"]
         sizes = {name: getattr(options, name) for name in MOST}
         for name, value in {**sizes, "channels": channels, "height": height, "width": width}.items():
-            check_range(name, value, 1, MOST.get(name, MOST_PIXELS))
+            check_range(name, value, 0 if name == "steps" else 1, MOST.get(name, MOST_PIXELS))
         return build_learner(options, (int(channels), int(height), int(width)))
     except (KeyError, TypeError, ValueError) as error:  # UserError too
         path = folder / "config.json"

@@ -157,6 +157,10 @@ class RunFolder:
             return "running"
         return "diverged" if (self.path / NOTE).exists() else "stopped"
 
+    def has_checkpoint(self) -> bool:
+        """Whether the run has a state to continue from."""
+        return bool(checkpoints.listing(self.checkpoint_folder))
+
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint that is not damaged; None if the run has none yet."""
         return checkpoints.newest(self.checkpoint_folder, identity(self.options()))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -36,6 +36,7 @@ from gradshare.learners.optimisers import (
 )
 from gradshare.learners.optimisers import optimiser as adam
 from gradshare.learners.outer import meta_step
+from gradshare.learners.start import started
 from gradshare.method.episodes import Episodes, Shape, TaskSource, draw, task_key
 from gradshare.method.network import NormStatistics
 from gradshare.method.state import MetaState, check_fit
@@ -112,6 +113,7 @@ def train(
     optimiser: Factory | None = None,
     schedule: Callable[[int], float] | None = None,
     *,
+    start: str | Path | Mapping[str, Tensor] | None = None,
     epochs: int | None = None,
     iterations: int = Training.iterations,
     ways: int = Training.ways,
@@ -150,6 +152,9 @@ def train(
         optimiser: a function from what the outer loop learns, by name, to an optimiser of PyTorch, such as
             `lambda leaves: torch.optim.SGD(leaves.values(), lr=0.1)`. None is Adam with `outer_lr`.
         schedule: a function from the epoch, from 0, to a factor on the rates of the optimiser.
+        start: weights that a new run begins with: a state_dict of the model, or a file of one, of safetensors or of
+            `torch.save`. All names and shapes must fit. Only the head may differ, or be absent: then it begins as
+            without `start`, and a warning says so. None: as `learner.init(seed)` has them.
         epochs: how many to train in all; None is 20, or what the run has that is resumed.
         iterations: meta-iterations in an epoch.
         ways, shots, queries: classes in a task; support and query examples of each class.
@@ -198,8 +203,12 @@ def train(
     options = {**recorded(asdict(training)), **check_further_entries(about)}
     chosen = choose(device, engine, processes=group.size, local_processes=group.local_size).engine
     group.share(training.tasks)  # raises an error if there are more processes than tasks
+    if start is not None and not (resume is not False and group.from_first(RunFolder(place).has_checkpoint)):
+        learner, first = started(learner, start, training.seed, quiet=not group.first), None
+    else:
+        first = training.seed
     learner = learner.to(device, precision).over(group)
-    state = learner.init(training.seed)
+    state = learner.init(first)
     outer = _outer(optimiser, schedule, state, training.outer_lr)
     if "method" not in options:  # the options of the command line describe the learner
         factors = None if schedule is None else [outer.factor(epoch) for epoch in range(min(training.epochs, COMPARED))]
