@@ -33,9 +33,9 @@ from tests.support.commands import (
 __all__ = ["SMALL", "command", "gradshare", "seconds_of_children"]  # until all tests have them from tests.support
 
 RUN = """
-adapt-norm arm checkpoint dataset deterministic device engine epochs eval-batch filters final-outer-rate
+adapt-norm arm backbone checkpoint dataset deterministic device engine epochs eval-batch filters final-outer-rate
 first-order-epochs gradient-clamp inner-lr iterations method micro-batch multi-step-epochs norm norm-statistics outer-lr
-patience pixels precision queries recipe seed shots steps tasks test-tasks threads val-tasks ways
+patience pixels precision queries recipe seed shots start steps tasks test-tasks threads val-tasks ways
 """
 GRID = RUN.replace("engine", "run-engine")
 BENCH = """
@@ -45,7 +45,7 @@ tasks threads values
 OPTIONS = {
     "compare": f"{RUN} arms controls jobs log out preset",
     "train": f"{RUN} log out preset resume timeout",
-    "test": "arm dataset folder norm-statistics queries seed shots split steps tasks ways",
+    "test": "arm backbone dataset folder norm-statistics queries seed shots split steps tasks ways",
     "report": "folder",
     "export": "epoch folder license run",
     "bench": BENCH,
