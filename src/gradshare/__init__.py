@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "learners.algorithms": ["anil", "first_order_maml", "maml", "maml_plus_plus", "meta_sgd"],
+    "learners.algorithms": [
+        "alfa",
+        "anil",
+        "boil",
+        "first_order_maml",
+        "maml",
+        "maml_plus_plus",
+        "meta_curvature",
+        "meta_sgd",
+        "proto_maml",
+        "reptile",
+        "sparse_maml",
+    ],
     "engine.networks": ["Conv4", "ResNet12", "ViT"],
     "runs.config": ["RunConfig", "Training"],
     "method.controls": ["BatchOnly", "GateOnly", "MemoryOnly"],
@@ -21,6 +33,7 @@ _HOME = {
     "method.episodes": ["Episodes", "Shape", "TaskSource"],
     "errors": ["UserError"],
     "runs.evaluate": ["Evaluation", "evaluate"],
+    "method.inner_optimisers": ["adam", "momentum"],
     "method.rules": [
         "InnerRule",
         "InnerStep",
@@ -51,7 +64,19 @@ if TYPE_CHECKING:
     from gradshare.engine.networks import Conv4, ResNet12, ViT
     from gradshare.engine.processes import Group
     from gradshare.errors import UserError
-    from gradshare.learners.algorithms import anil, first_order_maml, maml, maml_plus_plus, meta_sgd
+    from gradshare.learners.algorithms import (
+        alfa,
+        anil,
+        boil,
+        first_order_maml,
+        maml,
+        maml_plus_plus,
+        meta_curvature,
+        meta_sgd,
+        proto_maml,
+        reptile,
+        sparse_maml,
+    )
     from gradshare.learners.graphs import compiled_step
     from gradshare.learners.learner import Learner, Outcome
     from gradshare.learners.optimisers import optimiser
@@ -59,6 +84,7 @@ if TYPE_CHECKING:
     from gradshare.method import testing
     from gradshare.method.controls import BatchOnly, GateOnly, MemoryOnly
     from gradshare.method.episodes import Episodes, Shape, TaskSource
+    from gradshare.method.inner_optimisers import adam, momentum
     from gradshare.method.rules import (
         InnerRule,
         InnerStep,

@@ -9,14 +9,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+import gradshare as gs
 from gradshare.cli.app import app
 from gradshare.cli.options import Given
 from gradshare.experiments import estimate
-from gradshare.runs.config import RunConfig
+from gradshare.reports.model import METHODS
+from gradshare.runs.config import Method, RunConfig
 from tests.support.commands import (
     SMALL,
     call,
@@ -33,9 +35,10 @@ from tests.support.commands import (
 __all__ = ["SMALL", "command", "gradshare", "seconds_of_children"]  # until all tests have them from tests.support
 
 RUN = """
-adapt-norm arm backbone checkpoint dataset deterministic device engine epochs eval-batch filters final-outer-rate
-first-order-epochs gradient-clamp inner-lr iterations method micro-batch multi-step-epochs norm norm-statistics outer-lr
-patience pixels precision queries recipe seed shots start steps tasks test-tasks threads val-tasks ways
+adapt adapt-norm arm backbone checkpoint dataset deterministic device engine epochs eval-batch filters final-outer-rate
+first-order-epochs gradient-clamp head-start inner inner-lr iterations method micro-batch multi-step-epochs norm
+norm-statistics outer-lr patience pixels precision queries recipe seed shots start steps tasks test-tasks threads
+val-tasks ways
 """
 GRID = RUN.replace("engine", "run-engine")
 BENCH = """
@@ -130,11 +133,45 @@ def test_train_takes_presets(blobs: Path, tmp_path: Path) -> None:
     assert chosen | given == {key: options_in(tmp_path / "run")[key] for key in chosen | given}
 
 
-@pytest.mark.parametrize("method", ["maml", "metasgd", "mamlpp", "fomaml", "anil"])
+@pytest.mark.parametrize("method", get_args(Method))
 def test_every_method_trains(blobs: Path, tmp_path: Path, method: str) -> None:
-    words = [*SMALL, "--epochs", 1, "--iterations", 2, "--method", method, "--out", tmp_path / "run"]
+    arm = "original" if method == "reptile" else "shared"
+    words = [*SMALL, "--epochs", 1, "--iterations", 2, "--method", method, "--arm", arm, "--out", tmp_path / "run"]
     call("train", "--dataset", blobs, *words)
     assert options_in(tmp_path / "run")["method"] == method
+    call("report", tmp_path)
+    assert METHODS[method] in (tmp_path / "report.html").read_text()
+
+
+def test_what_is_adapted_and_where_the_head_starts_are_recorded(blobs: Path, tmp_path: Path) -> None:
+    words = ["--dataset", blobs, *SMALL, "--epochs", 1, "--iterations", 2, "--method", "metasgd"]
+    call("train", *words, "--adapt", "convs.0,head", "--head-start", "zero", "--out", tmp_path / "run")
+    assert options_in(tmp_path / "run")["adapt"] == "convs.0,head"
+    learner = gs.load_run(tmp_path / "run").learner()
+    assert learner.adapted == ("convs.0.weight", "convs.0.bias", "head.weight", "head.bias")
+    assert learner.head_start == "zero" and not gs.load_run(tmp_path / "run").last.params["head.weight"].any()
+    call("train", *words, "--out", tmp_path / "plain")
+    assert not {"adapt", "head_start"} & options_in(tmp_path / "plain").keys()
+
+
+def test_a_prototypical_network_is_tested_on_tasks_of_other_ways(blobs: Path, tmp_path: Path) -> None:
+    sizes = ["--ways", 3, "--queries", 3, "--tasks", 2, "--filters", 3, "--val-tasks", 6, "--test-tasks", 6]
+    words = [*sizes, "--epochs", 1, "--iterations", 2, "--method", "protomaml", "--steps", 0, "--arm", "original"]
+    call("train", "--dataset", blobs, *words, "--out", tmp_path / "run")
+    call("test", tmp_path / "run", "--ways", 4, "--tasks", 3)
+    call("export", tmp_path / "run", tmp_path / "model")
+    assert gs.from_pretrained(tmp_path / "model")[0].steps == 0
+
+
+@pytest.mark.parametrize("inner", ["momentum:0.5", "adam"])
+def test_inner_optimisers_train_and_are_recorded(blobs: Path, tmp_path: Path, inner: str) -> None:
+    words = [*SMALL, "--iterations", 2, "--method", "sparsemaml", "--out", tmp_path / "run"]
+    call("train", "--dataset", blobs, *words, "--epochs", 1, "--inner", inner)
+    assert options_in(tmp_path / "run")["inner"] == inner
+    call("train", "--resume", tmp_path / "run", "--epochs", 2)
+    call("report", tmp_path / "run")
+    assert f"--inner {inner}" in (tmp_path / "run" / "report.html").read_text()
+    assert "an inner optimiser" in mistake("train", "--inner", "sgd", "--out", tmp_path / "other")
 
 
 # Comparisons and grids, trained in this process
@@ -286,7 +323,12 @@ def test_a_comparison_and_a_grid_with_workers(blobs: Path, tmp_path: Path) -> No
         ("train --resume nowhere", "nowhere"),
         ("train --resume nowhere --shots 5", "nowhere"),
         ("train --dataset nothing --out x", "nothing"),
-        ("train --dataset BLOBS --method anil --adapt-norm --out x", "anil"),
+        ("train --dataset BLOBS --method anil --adapt-norm --out x", "anil has no choice of adapt_norm: leave"),
+        ("train --dataset BLOBS --method boil --adapt head --out x", "boil has no choice of adapt: leave"),
+        ("train --dataset BLOBS --method protomaml --head-start zero --out x", "protomaml has no choice of head_start"),
+        ("train --dataset BLOBS --adapt heads --out x", "chooses no weight to adapt"),
+        ("train --dataset BLOBS --method reptile --out x", "its arm is original"),
+        ("train --dataset BLOBS --steps 0 --out x", "steps is 0"),
         ("train --dataset BLOBS --ways 7 --out x", "7"),
         ("train --dataset BLOBS --shots 9 --out x", "24"),
         ("train --preset cub-5shot --out x", "cub-5shot"),

@@ -5,6 +5,7 @@ On a GPU: pytest tests/engine tests/stress/test_kernels.py
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -108,6 +109,8 @@ def test_lower_precisions_point_the_same_way(precision: Any) -> None:
 
 
 ALGORITHMS = {"maml": gs.maml, "meta-sgd": gs.meta_sgd, "maml++": gs.maml_plus_plus, "fomaml": gs.first_order_maml}
+ALGORITHMS |= {"sparse-maml": gs.sparse_maml, "meta-curvature": gs.meta_curvature, "alfa": gs.alfa}
+ALGORITHMS["momentum"] = partial(gs.maml, inner=gs.momentum(0.9))
 plain_and_conditioned = pytest.mark.parametrize(
     "sharing", [gs.GradientSharing(), gs.GradientSharing(conditioned=True)], ids=["plain", "conditioned"]
 )

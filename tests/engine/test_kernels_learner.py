@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import gradshare as gs
 from gradshare.engine.conv4.triton import device
 from gradshare.engine.conv4.triton.packed import TritonConv4
+from gradshare.method.preconditioners import Curvature
 from tests.support.kernel_learners import (
     EVERY,
     SMALL,
@@ -49,6 +50,27 @@ def test_meta_gradients_and_memory_with_sharing() -> None:
 @pytest.mark.parametrize("name", ["maml++, conditioned", "meta-sgd, tensor"])
 def test_meta_gradients_and_memory_of_one_inner_step(name: str) -> None:
     check_meta_gradients_and_memory(*EVERY[name], steps=1)
+
+
+def elementwise(model: Any, **more: Any) -> gs.Learner:
+    return gs.sparse_maml(model, inner=[gs.momentum(0.9), gs.adam(eps=0.1)], **more)
+
+
+def by_name(model: Any, **more: Any) -> gs.Learner:
+    return gs.alfa(model, inner=Curvature(), **more)
+
+
+@needs_interpreter
+def test_elementwise_rules_see_one_vector() -> None:
+    learner, _ = pair_of(elementwise, gs.GateOnly())
+    assert learner.rule.any_layout
+    assert [tuple(tree) for tree in learner.network.pack(learner.init(0).learned).values()][-1] == ("weights",)
+    check_meta_gradients_and_memory(elementwise, gs.GateOnly(), SMALL)
+
+
+@needs_interpreter
+def test_rules_that_need_names_see_weights_by_name() -> None:
+    check_meta_gradients_and_memory(by_name, gs.GateOnly(), SMALL, steps=1)
 
 
 @needs_interpreter

@@ -60,7 +60,7 @@ NETS = {
 }
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "proto-maml"])  # it needs every class
 @pytest.mark.parametrize("sharing", ["alone", "global"])
 def test_each_algorithm_equals_a_loop_without_padding(algorithm: str, sharing: str) -> None:
     assert_equal_to_tasks_without_padding(build(TANH_NORM, algorithm, sharing), TANH_NORM)

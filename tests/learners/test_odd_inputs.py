@@ -272,7 +272,7 @@ def test_a_run_goes_on_with_its_own_learner(dataset: gs.Dataset, tmp_path: Path)
     ({"sharing": "global"}, "one of original"), ({"sharing": gs.GradientSharing}, "sharing is"),
     ({"model": None}, "a torch.nn.Module, not None"),
 ])  # fmt: skip
-@pytest.mark.parametrize("make", [gs.maml, gs.meta_sgd, gs.maml_plus_plus, gs.first_order_maml, gs.anil])
+@pytest.mark.parametrize("make", [gs.maml, gs.meta_sgd, gs.maml_plus_plus, gs.first_order_maml, gs.anil, gs.alfa])
 def test_arguments_that_cannot_be(make: Any, options: dict[str, Any], reason: str) -> None:
     with pytest.raises(gs.UserError, match=reason):
         make(**{"model": nn.Linear(4, 3), **options})

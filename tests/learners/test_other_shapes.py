@@ -104,7 +104,7 @@ def by_hand(case: Case, state: Any, tasks: gs.Episodes, inner: Any, outer: Any, 
     """MAML's outer loss for one inner step, task by task."""
     losses = []
     for t in range(tasks.tasks):
-        theta = {name: state.params[name] for name in case.method.adapted}
+        theta = reference.start(case.model, state, tasks.support_x[t], tasks.support_y[t], case.method)
 
         def run(weights: Any, x: Tensor) -> Tensor:
             per_step = {name: value[0] for name, value in state.learned.get("per_step", {}).items()}

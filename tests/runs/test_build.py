@@ -138,7 +138,11 @@ def test_methods_that_the_kernels_do_not_support(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(backends, "not_installed", lambda: None)
     assert choice_for(RunConfig()).precision == "tf32"
-    for options in ({"method": "anil"}, {"adapt_norm": True}):
+    assert "PyTorch" not in choice_for(RunConfig(method="sparsemaml", inner="adam"))._arithmetic
+    assert "network of ALFA by PyTorch's operations" in choice_for(RunConfig(method="alfa"))._arithmetic
+    by_operations: list[dict[str, Any]] = [{"method": name} for name in ("anil", "boil", "protomaml")]
+    by_operations += [{"adapt_norm": True}, {"adapt": "head"}, {"method": "reptile", "arm": "original"}]
+    for options in by_operations:
         assert choice_for(RunConfig(**options)).precision == "float32"  # type: ignore[arg-type]
     with pytest.raises(gs.UserError, match="they do not adapt batch norm"):
         choice_for(RunConfig(adapt_norm=True, precision="bf16"))

@@ -52,7 +52,16 @@ def model(example: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("method", "arm"),
-    [("mamlpp", "shared"), ("metasgd", "memory-only"), ("anil", "original"), ("maml", "conditioned")],
+    [
+        ("mamlpp", "shared"),
+        ("metasgd", "memory-only"),
+        ("anil", "original"),
+        ("maml", "conditioned"),
+        ("alfa", "shared"),
+        ("metacurvature", "original"),
+        ("protomaml", "shared"),
+        ("reptile", "original"),
+    ],
 )
 def test_predictions_are_the_same_to_the_bit(
     blobs: Path, dataset: gs.Dataset, tmp_path: Path, method: Method, arm: str

@@ -168,6 +168,13 @@ OTHERS: dict[str, tuple[Callable[[], gs.Learner], str]] = {
     "algorithm": (lambda: gs.meta_sgd(mlp(), inner_lr=0.4, steps=2), "algorithm maml, not meta_sgd"),
     "first order": (lambda: gs.first_order_maml(mlp(), inner_lr=0.4, steps=2), "algorithm maml, not first_order_maml"),
     "anil": (lambda: gs.anil(mlp(), inner_lr=0.4, steps=2), "algorithm maml, not anil"),
+    "curvature": (lambda: gs.meta_curvature(mlp(), inner_lr=0.4, steps=2), "algorithm maml, not meta_curvature"),
+    "mask": (lambda: gs.sparse_maml(mlp(), inner_lr=0.4, steps=2), "algorithm maml, not sparse_maml"),
+    "alfa": (lambda: gs.alfa(mlp(), inner_lr=0.4, steps=2), "algorithm maml, not alfa"),
+    "inner": (
+        lambda: gs.maml(mlp(), inner_lr=0.4, steps=2, inner=gs.momentum(0.5)),
+        r"rule Scale, not Momentum\(beta=0.5\), Scale",
+    ),
     "sharing": (
         lambda: gs.maml(mlp(), inner_lr=0.4, steps=2, sharing=gs.GradientSharing()),
         r"rule Scale, not GradientSharing\(norm=global, conditioned=False\), Scale",

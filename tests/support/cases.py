@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,17 @@ ALGORITHMS = {
     "meta-sgd": gs.meta_sgd,
     "maml++": gs.maml_plus_plus,
     "anil": gs.anil,
+    "boil": gs.boil,
+    "proto-maml": gs.proto_maml,
 }
+FURTHER: dict[str, Any] = {  # inner optimisers and learned preconditioning, with fewer combinations
+    "momentum": partial(gs.maml, inner=gs.momentum(0.9)),
+    "adam": partial(gs.maml, inner=gs.adam(eps=1e-3)),  # gradients that are rounding errors move nothing
+    "meta-curvature": gs.meta_curvature,
+    "sparse-maml": gs.sparse_maml,
+    "alfa": gs.alfa,
+}
+SPECIAL = {"meta-curvature": "curvature", "sparse-maml": "mask", "alfa": "alfa"}
 RATES = {"meta-sgd": "element", "maml++": "tensor and step"}
 LOSSES = {"cross_entropy": F.cross_entropy, "mse": F.mse_loss}
 SHARING = {
@@ -64,18 +75,34 @@ def build(
 ) -> Case:
     model, (link, first, norm) = entry.make(), SHARING[sharing]
     options = {} if algorithm == "anil" else {"adapt_norm": adapt_norm}
-    learner = ALGORITHMS[algorithm](model, inner_lr=0.1, steps=steps, sharing=link, loss=entry.loss, **options, **more)
+    make = (ALGORITHMS | FURTHER)[algorithm]
+    learner = make(model, inner_lr=0.1, steps=steps, sharing=link, loss=entry.loss, **options, **more)
     method = Method(
         steps=steps,
-        adapted=head_names(model) if algorithm == "anil" else adapted_names(model, adapt_norm),
+        adapted=adapted_by(algorithm, model, adapt_norm),
         rates=RATES.get(algorithm, "constant"),
         first=first,
         norm=norm,
         first_order=algorithm == "first order",
         step_weights=(1 / steps,) * steps if algorithm == "maml++" else None,
         loss=LOSSES.get(entry.loss, entry.loss),
+        inner=algorithm if algorithm in ("momentum", "adam") else "none",
+        special=SPECIAL.get(algorithm, "none"),
+        head=head_names(model) if algorithm == "proto-maml" else (),
+        start="prototypes" if algorithm == "proto-maml" else "learned",
     )
     return Case(model, learner, method)
+
+
+def adapted_by(algorithm: str, model: nn.Module, adapt_norm: bool) -> tuple[str, ...]:
+    every, head = adapted_names(model, adapt_norm), head_names(model)
+    return {"anil": head, "boil": tuple(name for name in every if name not in head)}.get(algorithm, every)
+
+
+def classifiers(algorithms: Iterable[str], nets: dict[str, Any]) -> list[tuple[str, str]]:
+    """All pairs of an algorithm and a network, but those of prototypes where the targets are not classes."""
+    classes = {name for name, (entry, *_) in nets.items() if entry.loss == "cross_entropy"}
+    return [(one, net) for one in algorithms for net in nets if net in classes or one != "proto-maml"]
 
 
 def norm_names(model: nn.Module) -> set[str]:
@@ -109,9 +136,12 @@ def randomised(state: Any, seed: int = 3) -> Any:
 
 
 def same(path: str, ours: Tensor, theirs: Tensor, scale: float) -> str:
-    """Empty if equal to 1e-10 of the largest element; where that is rounding (below 1e-12 of scale), if both are."""
+    """Empty if equal to 1e-10 of the largest element, or to the rounding of sums of such a scale.
+
+    Where the largest element is rounding (below 1e-12 of scale), if both are.
+    """
     largest, apart = theirs.abs().max().item(), (ours - theirs).abs().max().item()
-    bound = 1e-12 * scale if largest < 1e-12 * scale else 1e-10 * largest
+    bound = 1e-12 * scale if largest < 1e-12 * scale else max(1e-10 * largest, 1e-15 * scale)
     return "" if apart <= bound else f"{path}: differs by {apart:.2e}, largest element {largest:.2e}"
 
 
@@ -136,7 +166,7 @@ def disagreements(case: Case, state: Any, out: Any, expected: reference.Outer) -
 
 def memory_disagreements(case: Case, memory: dict[str, Any], expected: reference.Outer) -> Iterator[str]:
     yield "" if bool(memory["seen"]) else "memory: not seen"
-    yield "" if set(memory["ghat"]) == set(case.method.adapted) else f"memory of {list(memory['ghat'])}"
+    yield "" if set(memory["ghat"]) == set(case.method.shared) else f"memory of {list(memory['ghat'])}"
     for name, ghat in expected.ghat.items():
         ours = memory["ghat"][name]
         yield "" if not ours.requires_grad else f"memory of {name} has a gradient"
@@ -201,3 +231,55 @@ def assert_trees_equal(a: Any, b: Any) -> None:
 
 
 # Finite differences: the arbiter of both
+
+
+def group_of(path: str) -> str | None:
+    """Weights, m, lam, rates and values per step: a group of tensors each."""
+    kind = path.split("/")
+    return path if "sharing" in kind else "/".join(kind[:-1])
+
+
+def assert_equal_to_finite_differences(
+    case: Case, entry: Model, group: Callable[[str], str | None], h: float = 1e-3
+) -> None:
+    state = randomised(case.learner.init(seed=None))
+    memory = case.learner.outer_loss(state, entry.tasks(2, seed=20)).memory
+    state, episodes = dataclasses.replace(state, memory=memory), entry.tasks(2, seed=21)
+    leaves = state.trainable()
+
+    def loss() -> float:
+        return case.learner.outer_loss(state, episodes).loss.item()
+
+    grads = meta_gradients(case.learner.outer_loss(state, episodes).loss, leaves)
+    whole = torch.sqrt(sum(g.pow(2).sum() for g in grads.values())).item()
+    for name in sorted({group(path) for path in leaves} - {None}):
+        paths = [path for path in leaves if group(path) == name]
+        for seed in range(2):
+            way = directions([leaves[path] for path in paths], seed)
+            exact = sum((v * grads[path]).sum().item() for v, path in zip(way, paths, strict=True))
+            slope = five_points(loss, [leaves[path] for path in paths], way, h)
+            typical = torch.sqrt(sum(grads[path].pow(2).sum() for path in paths)).item()
+            typical /= sum(v.numel() for v in way) ** 0.5
+            assert abs(exact - slope) <= 1e-6 * max(abs(exact), typical) + 1e-11 * whole, (name, exact, slope)
+
+
+def directions(tensors: list[Tensor], seed: int) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    way = [torch.randn(t.shape, generator=draw, dtype=t.dtype) for t in tensors]
+    length = torch.sqrt(sum(v.pow(2).sum() for v in way))
+    return [v / length for v in way]
+
+
+def five_points(f: Callable[[], float], tensors: list[Tensor], way: list[Tensor], h: float = 1e-3) -> float:
+    """The central difference of fourth order."""
+    start = [t.detach().clone() for t in tensors]
+
+    def at(distance: float) -> float:
+        with torch.no_grad():
+            for t, s, v in zip(tensors, start, way, strict=True):
+                t.copy_(s + distance * v)
+        return f()
+
+    slope = (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h)
+    at(0.0)
+    return slope

@@ -6,6 +6,7 @@ Seeds are such that no two elements of a pooling window are so close that float3
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,6 +84,11 @@ ALGORITHMS = {
     "first order": gs.first_order_maml,
     "meta-sgd": gs.meta_sgd,
     "maml++": gs.maml_plus_plus,
+    "meta-curvature": gs.meta_curvature,
+    "sparse-maml": gs.sparse_maml,
+    "alfa": gs.alfa,
+    "momentum": partial(gs.maml, inner=gs.momentum(0.9)),
+    "adam": partial(gs.maml, inner=gs.adam(eps=0.1)),
 }
 SHARINGS = {
     "none": None,

@@ -17,6 +17,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Weights = dict[str, Tensor]
+Carry = dict[str, tuple[Tensor, Tensor]]  # of one task: the momentum of each tensor, or its two moments
 
 
 class Method(NamedTuple):
@@ -31,6 +32,15 @@ class Method(NamedTuple):
     first_order: bool = False
     step_weights: tuple[float, ...] | None = None  # of the query loss after each step; None: the last alone
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
+    inner: str = "none"  # inner optimiser: none, momentum (0.9), or adam (eps 1e-3)
+    special: str = "none"  # learned preconditioning: none, curvature, mask or alfa
+    head: tuple[str, ...] = ()  # the weight and the bias of a head that does not start at learned values
+    start: str = "learned"  # of the head: learned, zero, or prototypes (then it is not shared)
+    outer: str = "gradient"  # or reptile
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        return tuple(n for n in self.adapted if self.start != "prototypes" or n not in self.head)
 
 
 class Outer(NamedTuple):
@@ -43,8 +53,9 @@ class Outer(NamedTuple):
 def outer_loss(model: nn.Module, state: Any, episodes: Any, method: Method) -> Outer:
     """Algorithm 1, up to the outer update: mean over tasks t of L_test[t](theta[t, K]), and the new memory."""
     net, T, ghats, total, rounding = copy.deepcopy(model).train(), len(episodes.support_x), [], torch.zeros(()), set()
-    theta = [{name: state.params[name] for name in method.adapted} for _ in range(T)]
+    theta = [start(net, state, episodes.support_x[t], episodes.support_y[t], method) for t in range(T)]
     weights = method.step_weights or (0.0,) * (method.steps - 1) + (1.0,)
+    carries: list[Carry] = [{} for _ in range(T)]
     with double_backward():
         for k in range(method.steps):
             G = [
@@ -52,26 +63,58 @@ def outer_loss(model: nn.Module, state: Any, episodes: Any, method: Method) -> O
                 for t in range(T)
             ]
             D, ghat = shared_directions(G, k, state, method)
-            theta = [moved(theta[t], D[t], k, state, method) for t in range(T)]
+            theta = [moved(theta[t], D[t], k, state, method, carries[t]) for t in range(T)]
             ghats.append(ghat)
             rounding |= nothing_but_rounding(G)
             if weights[k]:
                 logits = [forward(net, state, theta[t], k, episodes.query_x[t]) for t in range(T)]
                 losses = [method.loss(logits[t], episodes.query_y[t]) for t in range(T)]
                 total = total + weights[k] * sum(losses) / T
-    stored = {n: torch.stack([g[n].detach() for g in ghats]) for n in method.adapted}
+        if method.steps == 0:
+            logits = [forward(net, state, theta[t], 0, episodes.query_x[t]) for t in range(T)]
+            total = sum(method.loss(logits[t], episodes.query_y[t]) for t in range(T)) / T
+    stored = {n: torch.stack([g[n].detach() for g in ghats]) for n in method.shared if ghats}
+    if method.outer == "reptile":
+        total = total.detach() + reptile(state, theta)
     return Outer(total, accuracy(logits, episodes.query_y), stored, rounding)
+
+
+def start(net: nn.Module, state: Any, x: Tensor, y: Tensor, method: Method) -> Weights:
+    """A task's weights before the first step."""
+    theta = {name: state.params[name] for name in method.adapted if name in state.params}
+    if method.start == "zero":
+        theta |= {name: torch.zeros_like(theta[name], requires_grad=True) for name in method.head}
+    if method.start == "prototypes":
+        seen: list[Tensor] = []
+        layer = net.get_submodule(method.head[0].rpartition(".")[0])
+        hook = layer.register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
+        functional_call(net, {**state.params, **theta}, (x,))
+        hook.remove()
+        p = [seen[0][y == c].mean(0) for c in range(int(y.max()) + 1)]
+        weight, bias = torch.stack([2 * own for own in p]), torch.stack([-own @ own for own in p])
+        theta = {n: w.clone() for n, w in theta.items()}  # so that gradients of the body are at a fixed head
+        theta |= dict(zip(method.head, (weight, bias), strict=True))
+    return theta
+
+
+def reptile(state: Any, theta: list[Weights]) -> Tensor:
+    """Zero, with the mean over tasks of theta - theta[t] as its gradient: that of half the squared distance."""
+    far = [(state.params[n] - w.detach()).pow(2).sum() / 2 for own in theta for n, w in own.items()]
+    half = sum(far) / len(theta)
+    return half - half.detach()
 
 
 def adapt(
     model: nn.Module, state: Any, x: Tensor, y: Tensor, query_x: Tensor, method: Method
 ) -> tuple[Weights, Tensor]:
     """Algorithm 2 for one task: its weights after K steps, and its logits."""
-    net, theta = copy.deepcopy(model).train(), {name: state.params[name] for name in method.adapted}
+    net = copy.deepcopy(model).train()
+    carry: Carry = {}
     with double_backward():
+        theta = start(net, state, x, y, method)
         for k in range(method.steps):
             G = gradient(net, state, theta, k, x, y, method)
-            theta = moved(theta, lone_direction(G, k, state, method), k, state, method)
+            theta = moved(theta, lone_direction(G, k, state, method), k, state, method, carry)
         return theta, forward(net, state, theta, method.steps - 1, query_x)
 
 
@@ -115,6 +158,11 @@ def gradient(net: nn.Module, state: Any, theta: Weights, k: int, x: Tensor, y: T
 
 def shared_directions(G: list[Weights], k: int, state: Any, method: Method) -> tuple[list[Weights], Weights]:
     """Equations 1-4 at step k; DESIGN.md's controls leave one of their parts out."""
+    if method.shared != method.adapted:
+        D, ghat = shared_directions(
+            [{n: own[n] for n in method.shared} for own in G], k, state, method._replace(adapted=method.shared)
+        )
+        return [{**G[t], **D[t]} for t in range(len(G))], ghat
     names = method.adapted
     s = {n: sum(G[t][n] for t in range(len(G))) for n in names}
     g = {n: unit(s[n], list(s.values()) if method.norm == "global" else [s[n]]) for n in names}  # eq. 1
@@ -145,6 +193,9 @@ def lone_direction(G: Weights, k: int, state: Any, method: Method) -> Weights:
     """Equation 4 with the stored memory; before any training step the gradient itself."""
     if method.first == "none":
         return G
+    if method.shared != method.adapted:
+        body = {n: G[n] for n in method.shared}
+        return {**G, **lone_direction(body, k, state, method._replace(adapted=method.shared))}
     lam, memory = torch.sigmoid(state.learned["sharing"]["lam"][k]), state.memory.get("sharing", {})
     if method.first == "gate":
         return {n: (1 - lam) * G[n] for n in G}
@@ -174,7 +225,12 @@ def unit(s: Tensor, scope: list[Tensor]) -> Tensor:
     return s / square.sqrt() if square > 0 else s * 0
 
 
-def moved(theta: Weights, D: Weights, k: int, state: Any, method: Method) -> Weights:
+def moved(theta: Weights, D: Weights, k: int, state: Any, method: Method, carry: Carry) -> Weights:
+    D = {name: optimised(name, D[name], k, method, carry) for name in theta}
+    if method.special == "alfa":
+        return alfa(theta, D, k, state.learned["alfa"])
+    D = {name: preconditioned(name, D[name], state, method) for name in theta}
+
     def rate(name: str) -> Tensor | float:
         if method.rates == "constant":
             return method.rate
@@ -182,3 +238,41 @@ def moved(theta: Weights, D: Weights, k: int, state: Any, method: Method) -> Wei
         return learned[k] if method.rates == "tensor and step" else learned
 
     return {name: theta[name] - rate(name) * D[name] for name in theta}
+
+
+def optimised(name: str, D: Tensor, k: int, method: Method, carry: Carry) -> Tensor:
+    """Momentum or Adam as torch.optim has them, for one tensor of one task."""
+    m, v = carry.get(name, (torch.zeros_like(D), torch.zeros_like(D)))
+    if method.inner == "none":
+        return D
+    if method.inner == "momentum":
+        carry[name] = 0.9 * m + D, v
+        return carry[name][0]
+    m, v = 0.9 * m + 0.1 * D, 0.999 * v + 0.001 * D * D
+    carry[name] = m, v
+    there = v != 0
+    root = torch.where(there, v / (1 - 0.999 ** (k + 1)), 1).sqrt()
+    return torch.where(there, m / (1 - 0.9 ** (k + 1)) / (root + 1e-3), 0)
+
+
+def preconditioned(name: str, D: Tensor, state: Any, method: Method) -> Tensor:
+    if method.special == "mask":
+        return torch.clamp(state.learned["mask"][name], min=0) * D
+    if method.special == "none" or D.dim() < 2:
+        return D
+    M = state.learned["curvature"][name]
+    if D.dim() == 2:
+        return M["out"] @ D @ M["in"].T
+    by_filter = torch.einsum("oip,qp->oiq", D.flatten(2), M["filter"])
+    by_input = torch.einsum("oiq,ji->ojq", by_filter, M["in"])
+    return torch.einsum("ojq,po->pjq", by_input, M["out"]).view(D.shape)
+
+
+def alfa(theta: Weights, D: Weights, k: int, learned: Any) -> Weights:
+    """w <- (1 - beta) w - alpha D, with alpha and beta from the means of w and D."""
+    names, net = sorted(theta), learned["network"]
+    tau = torch.stack([theta[n].mean() for n in names] + [D[n].mean() for n in names])
+    out = net["W2"] @ torch.clamp(net["W1"] @ tau + net["c1"], min=0) + net["c2"]
+    alpha = {n: out[i] * learned["a"][n][k] for i, n in enumerate(names)}
+    beta = {n: out[len(names) + i] * learned["b"][n][k] for i, n in enumerate(names)}
+    return {n: (1 - beta[n]) * theta[n] - alpha[n] * D[n] for n in theta}

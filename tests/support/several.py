@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,15 @@ ALGORITHMS: dict[str, Callable[..., gs.Learner]] = {
     "maml++, first order": lambda model, **more: gs.maml_plus_plus(model, first_order_epochs=2, **more),
     "maml, norm adapted": lambda model, **more: gs.maml(model, adapt_norm=True, **more),
     "anil": gs.anil,
+    "boil": gs.boil,
+    "proto-maml": gs.proto_maml,
+    "maml, zero head": lambda model, **more: gs.maml(model, head_start="zero", **more),
+    "reptile": lambda model, steps, sharing: gs.reptile(model, steps=steps),  # without what nothing would learn
+    "meta-curvature": gs.meta_curvature,
+    "sparse-maml": gs.sparse_maml,
+    "alfa": gs.alfa,
+    "momentum": partial(gs.maml, inner=gs.momentum(0.9)),
+    "adam": partial(gs.maml, inner=gs.adam(eps=1e-3)),
 }
 SHARING: dict[str, Any] = {
     "alone": None,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from gradshare.errors import UserError, check_range
 
 Library = Literal["gradshare", "higher", "torchopt"]
-Method = Literal["maml", "metasgd", "mamlpp"]
+Method = Literal["maml", "metasgd", "mamlpp", "momentum", "adam", "sparsemaml", "metacurvature", "alfa"]
 Arm = Literal["original", "shared"]
 Engine = Literal["eager", "graph"]
 Precision = Literal["float32", "tf32", "bf16"]

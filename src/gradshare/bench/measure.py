@@ -41,6 +41,11 @@ METHODS: dict[str, Callable[..., Learner]] = {
     "maml": algorithms.maml,
     "metasgd": algorithms.meta_sgd,
     "mamlpp": algorithms.maml_plus_plus,
+    "momentum": partial(algorithms.maml, inner="momentum"),
+    "adam": partial(algorithms.maml, inner="adam"),
+    "sparsemaml": algorithms.sparse_maml,
+    "metacurvature": algorithms.meta_curvature,
+    "alfa": algorithms.alfa,
 }
 CLASSES = {"train": 16, "test": 8}
 IMAGES = 600  # of each class, as in MiniImagenet, so that drawing tasks costs the same
@@ -130,7 +135,7 @@ class Timing:
 
 def _check_memory(case: Case) -> None:
     """Raise an error for a case that is too large for the memory, before anything of that size is allocated."""
-    sizes = {name: getattr(case, name) for name in ("method", "ways", "shots", "queries", "tasks", "steps", "filters")}
+    sizes = {name: getattr(case, name) for name in ("ways", "shots", "queries", "tasks", "steps", "filters")}
     check_memory_for(RunConfig(**sizes, val_tasks=2, test_tasks=2), case.image, case.device)
 
 

@@ -33,6 +33,7 @@ class Choice:
     deterministic: bool = False
     processes: int = 1
     no_kernels: str | None = None  # why our GPU kernels cannot be used; None if they can
+    apart: str | None = None  # what PyTorch's operations do in a run on our GPU kernels; None: nothing of weight
 
     @property
     def on_gpu(self) -> bool:
@@ -51,7 +52,8 @@ class Choice:
     @property
     def _arithmetic(self) -> str:
         if self.precision != "float32":
-            return f"our kernels in {self.precision}; weights, sums and statistics in float32"
+            apart = "" if self.apart is None else f"; {self.apart} by PyTorch's operations, one weight after the other"
+            return f"our kernels in {self.precision}; weights, sums and statistics in float32{apart}"
         reason = "as asked" if self.no_kernels is None else f"not our kernels: {self.no_kernels}"
         return f"PyTorch's operations in float32, {reason}"
 

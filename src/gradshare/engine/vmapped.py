@@ -127,7 +127,7 @@ class VmapBackend:
         self._has_run = self._keeps_apart = False  # what needs to be looked at once alone
 
     def start(self, params: Mapping[str, Tensor]) -> Weights:
-        return {name: params[name] for name in self.adapted}
+        return {name: params[name] for name in self.adapted if name in params}  # a task may have others of its own
 
     def by_name(self, fast: Weights) -> Weights:
         return fast

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast, get_args
 
 from torch import nn
 
 from gradshare.engine import vmapped
 from gradshare.errors import UserError, check_range, check_whole, short_repr
-from gradshare.learners.learner import Learner
+from gradshare.learners.learner import HeadStart, Learner
+from gradshare.method.heads import BodyOnly
 from gradshare.method.losses import LOSSES, Loss
+from gradshare.method.preconditioners import Alfa, Curvature, Mask
 from gradshare.method.rules import Rule, chain, rate_per_element, rate_per_tensor_and_step, scale, stop_gradient
-from gradshare.method.variants import first_link, variant
+from gradshare.method.state import flatten
+from gradshare.method.variants import first_link, inner_rule, variant
 
 
 class Recipe(NamedTuple):
@@ -40,7 +43,8 @@ class FirstLink(Protocol):
 
 
 Sharing = FirstLink | Rule | str | None
-Adapt = Sequence[str] | Callable[[str], bool] | None
+Adapt = str | Sequence[str] | Callable[[str], bool] | None
+Inner = Rule | Sequence[Rule] | str | None
 
 
 def maml(
@@ -53,6 +57,8 @@ def maml(
     *,
     inner_loss: Loss | None = None,
     adapt: Adapt = None,
+    inner: Inner = None,
+    head_start: HeadStart = "learned",
 ) -> Learner:
     """MAML (Finn et al., 2017): w[t] <- w[t] - inner_lr * D[t], where D is the gradient, or the shared direction.
 
@@ -66,16 +72,22 @@ def maml(
         adapt_norm: whether the inner loop also moves the gain and bias of batch norm; they are meta-learned either way.
         inner_loss: the loss on the support sets, where it is another one; as `loss`.
         adapt: the weights that the inner loop moves: names of weights or of submodules, `["layer4", "head"]`, or a
-            function of a weight's name; None: all. The others are meta-learned all the same. Batch norm in a submodule
-            is adapted with `adapt_norm` alone.
+            function of a weight's name; None: all. The others are meta-learned all the same. Batch norm is adapted
+            only if its weights are named in full, or with `adapt_norm`.
+        inner: rules between sharing and the learning rate, one or several: `gs.momentum(0.9)`, `gs.adam()`, a name
+            (`"momentum:0.9"`, `"adam"`), or rules of your own.
+        head_start: where the head starts in each task: `"learned"`; `"zero-init"`, zero before training and learned
+            from there; or `"zero"`, zero for every task and never learned. The head is the module that owns the last
+            parameter.
 
     Example:
         >>> import gradshare as gs
         >>> gs.maml(gs.Conv4(), inner_lr=0.1, steps=5, sharing=gs.GradientSharing()).steps
         5
     """
-    links = _links(sharing, scale, inner_lr)
-    return _learner(model, links, steps, loss, _chosen(model, adapt_norm, adapt), inner_loss=inner_loss)
+    links = [*_first(sharing), *_inner(inner), scale(_rate(inner_lr))]
+    adapted = _chosen(model, adapt_norm, adapt)
+    return _learner("maml", model, adapted, links, steps, loss, inner_loss, head_start)
 
 
 def first_order_maml(
@@ -88,10 +100,13 @@ def first_order_maml(
     *,
     inner_loss: Loss | None = None,
     adapt: Adapt = None,
+    inner: Inner = None,
+    head_start: HeadStart = "learned",
 ) -> Learner:
     """MAML with the task gradients as constants (Finn et al., 2017, 5.2). Arguments as `maml`."""
-    links = [stop_gradient(), *_links(sharing, scale, inner_lr)]
-    return _learner(model, links, steps, loss, _chosen(model, adapt_norm, adapt), inner_loss=inner_loss)
+    links = [stop_gradient(), *_first(sharing), *_inner(inner), scale(_rate(inner_lr))]
+    adapted = _chosen(model, adapt_norm, adapt)
+    return _learner("first_order_maml", model, adapted, links, steps, loss, inner_loss, head_start)
 
 
 def meta_sgd(
@@ -104,10 +119,13 @@ def meta_sgd(
     *,
     inner_loss: Loss | None = None,
     adapt: Adapt = None,
+    inner: Inner = None,
+    head_start: HeadStart = "learned",
 ) -> Learner:
     """Meta-SGD (Li et al., 2017): a learned rate per weight, all starting at `inner_lr`. Arguments as `maml`."""
-    links = _links(sharing, rate_per_element, inner_lr)
-    return _learner(model, links, steps, loss, _chosen(model, adapt_norm, adapt), inner_loss=inner_loss)
+    links = [*_first(sharing), *_inner(inner), rate_per_element(_rate(inner_lr))]
+    adapted = _chosen(model, adapt_norm, adapt)
+    return _learner("meta_sgd", model, adapted, links, steps, loss, inner_loss, head_start)
 
 
 def anil(
@@ -119,13 +137,128 @@ def anil(
     head: str | None = None,
     *,
     inner_loss: Loss | None = None,
+    inner: Inner = None,
+    head_start: HeadStart = "learned",
 ) -> Learner:
     """ANIL (Raghu et al., 2020): MAML that adapts the head alone. Arguments as `maml`, and:
 
     Args:
         head: name of the submodule to adapt; None is the module that owns the last parameter.
     """
-    return _learner(model, _links(sharing, scale, inner_lr), steps, loss, _only(model, head), inner_loss=inner_loss)
+    links = [*_first(sharing), *_inner(inner), scale(_rate(inner_lr))]
+    return _learner("anil", model, _under(model, head), links, steps, loss, inner_loss, head_start, head)
+
+
+def boil(
+    model: nn.Module,
+    inner_lr: float = 0.1,
+    steps: int = 5,
+    sharing: Sharing = None,
+    loss: Loss = "cross_entropy",
+    adapt_norm: bool = False,
+    head: str | None = None,
+    *,
+    inner_loss: Loss | None = None,
+    inner: Inner = None,
+    head_start: HeadStart = "learned",
+) -> Learner:
+    """BOIL (Oh et al., 2021): MAML that adapts all but the head. Arguments as `maml`, and:
+
+    Args:
+        head: name of the submodule that is not adapted; None is the module that owns the last parameter.
+
+    Example:
+        >>> import gradshare as gs
+        >>> gs.boil(gs.Conv4(), sharing=gs.GradientSharing()).adapted[-2:]
+        ('convs.3.weight', 'convs.3.bias')
+    """
+    links, kept = [*_first(sharing), *_inner(inner), scale(_rate(inner_lr))], _under(model, head)
+    adapted = tuple(name for name in _chosen(model, adapt_norm, None) if name not in kept)
+    if not adapted:
+        raise UserError(f"boil adapts all but the head, and the model has only {', '.join(kept)}")
+    return _learner("boil", model, adapted, links, steps, loss, inner_loss, head_start, head)
+
+
+def proto_maml(
+    model: nn.Module,
+    inner_lr: float = 0.1,
+    steps: int = 5,
+    sharing: Sharing = None,
+    loss: Loss = "cross_entropy",
+    adapt_norm: bool = False,
+    head: str | None = None,
+    *,
+    inner_loss: Loss | None = None,
+    adapt: Adapt = None,
+    inner: Inner = None,
+) -> Learner:
+    """Proto-MAML (Triantafillou et al., 2020): MAML whose head starts as that of a prototypical network.
+
+    With p_c the mean of the support features of class c, the head of a task starts at W_c = 2 p_c, b_c = -|p_c|^2, and
+    the outer gradient goes through it. Tasks at test may have any number of ways. `steps=0` is a prototypical network.
+    Sharing acts on the gradients of the body; the head takes its own. Arguments as `maml`, and:
+
+    Args:
+        head: name of the head, an `nn.Linear` with a bias, whose outputs are those of the model; None is the module
+            that owns the last parameter. Its own weights are not used. In training its size is the number of ways.
+        adapt: as in `maml`; the head is always adapted.
+
+    Example:
+        >>> import gradshare as gs
+        >>> learner = gs.proto_maml(gs.Conv4(ways=5, filters=8, image=(1, 28, 28)), steps=2)
+        >>> episodes = gs.load_dataset("glyphs").sample("test", gs.Shape(7, 1, 15), tasks=3, key=(0,))
+        >>> learner.logits(learner.init(seed=0), episodes).shape
+        torch.Size([3, 105, 7])
+    """
+    names = _under(model, head)
+    owner = model.get_submodule(names[0].rpartition(".")[0])
+    if not isinstance(owner, nn.Linear) or len(names) != 2:
+        raise UserError(f"proto_maml needs a head that is an nn.Linear with a trained bias, not {short_repr(owner)}")
+    chosen = {*_chosen(model, adapt_norm, adapt), *names}
+    adapted = tuple(name for name in _trainable(model, lambda name: True) if name in chosen)
+    first = _first(sharing)
+    if first and (steps == 0 or len(adapted) == len(names)):
+        raise UserError("there are no gradients of the body to share: leave sharing out, or adapt the body in steps")
+    links = [*(BodyOnly(link, names) for link in chain(*first).links), *_inner(inner), scale(_rate(inner_lr))]
+    learner = _learner("proto_maml", model, adapted, links, steps, loss, inner_loss, "learned", least_steps=0)
+    return replace(learner, head_start="prototypes", head=names)
+
+
+def reptile(
+    model: nn.Module,
+    inner_lr: float = 0.1,
+    steps: int = 5,
+    sharing: Sharing = None,
+    loss: Loss = "cross_entropy",
+    adapt_norm: bool = True,
+    *,
+    inner_loss: Loss | None = None,
+    adapt: Adapt = None,
+    inner: Inner = None,
+    head_start: HeadStart = "learned",
+) -> Learner:
+    """Reptile (Nichol et al., 2018): the outer gradient is the mean over tasks of w - w[t]. Arguments as `maml`.
+
+    w[t] are the weights after the inner steps on the support set. With `torch.optim.SGD(lr=eps)` as the outer optimiser
+    this is w <- w + eps (mean of w[t] - w). The query set gives the loss and the accuracy, and no gradient. A weight
+    that is not adapted stays as it is, so batch norm is adapted here by default. A rule that learns (gates, rates) is
+    an error, since nothing would learn it.
+
+    Example:
+        >>> import gradshare as gs, torch
+        >>> learner = gs.reptile(gs.Conv4(filters=8, image=(1, 28, 28)), steps=2)
+        >>> state = learner.init(seed=0)
+        >>> sgd = torch.optim.SGD(state.trainable().values(), lr=0.1)
+        >>> episodes = gs.load_dataset("glyphs").sample("train", gs.Shape(5, 5, 5), tasks=3, key=(0,))
+        >>> bool(gs.meta_step(learner, state, sgd, episodes).taken)
+        True
+    """
+    links = [*_first(sharing), *_inner(inner), scale(_rate(inner_lr))]
+    adapted = _chosen(model, adapt_norm, adapt)
+    learner = _learner("reptile", model, adapted, links, steps, loss, inner_loss, head_start, outer="reptile")
+    if learned := flatten(learner.init().learned, "learned"):
+        raise UserError(f"reptile learns by the weights alone, so nothing would learn {', '.join(learned)}")
+    return learner
 
 
 def maml_plus_plus(
@@ -143,6 +276,8 @@ def maml_plus_plus(
     *,
     inner_loss: Loss | None = None,
     adapt: Adapt = None,
+    inner: Inner = None,
+    head_start: HeadStart = "learned",
 ) -> Learner:
     """MAML++ (Antoniou et al., 2018). Arguments as `maml`, and:
 
@@ -172,13 +307,79 @@ def maml_plus_plus(
     adapted = _chosen(model, adapt_norm, adapt)
     names = _norm_names(model) if per_step_norm or (per_step_norm is None and not adapt_norm) else ()
     names = tuple(name for name in names if name not in adapted)
-    links = _links(sharing, rate_per_tensor_and_step, inner_lr)
+    links = [*_first(sharing), *_inner(inner), rate_per_tensor_and_step(_rate(inner_lr))]
     schedule = Schedule(plan, steps, chain(stop_gradient(), *links), chain(*links))
-    learner = _learner(
-        model, links, steps, loss, adapted, per_step=names, schedule=schedule,
-        final_outer_rate=plan.final_outer_rate, inner_loss=inner_loss,
-    )  # fmt: skip
-    return learner.at(0)
+    more: dict[str, Any] = {"per_step": names, "schedule": schedule, "final_outer_rate": plan.final_outer_rate}
+    return _learner("maml_plus_plus", model, adapted, links, steps, loss, inner_loss, head_start, **more).at(0)
+
+
+def meta_curvature(
+    model: nn.Module,
+    inner_lr: float = 0.1,
+    steps: int = 5,
+    sharing: Sharing = None,
+    loss: Loss = "cross_entropy",
+    adapt_norm: bool = False,
+    *,
+    inner_loss: Loss | None = None,
+    adapt: Adapt = None,
+    inner: Inner = None,
+    head_start: HeadStart = "learned",
+) -> Learner:
+    """Meta-Curvature (Park and Oliva, 2019): MAML with learned matrices on the direction D. Arguments as `maml`.
+
+    w <- w - inner_lr * (D x1 M_o x2 M_i x3 M_f) for filters, and M_o D M_i^T for matrices, with all M starting at the
+    identity. Biases move as in MAML. The matrix M_i of a layer with n inputs has n * n elements.
+    """
+    links = [*_first(sharing), *_inner(inner), Curvature(), scale(_rate(inner_lr))]
+    adapted = _chosen(model, adapt_norm, adapt)
+    return _learner("meta_curvature", model, adapted, links, steps, loss, inner_loss, head_start)
+
+
+def sparse_maml(
+    model: nn.Module,
+    inner_lr: float = 0.1,
+    steps: int = 5,
+    sharing: Sharing = None,
+    loss: Loss = "cross_entropy",
+    adapt_norm: bool = False,
+    *,
+    inner_loss: Loss | None = None,
+    adapt: Adapt = None,
+    inner: Inner = None,
+    head_start: HeadStart = "learned",
+) -> Learner:
+    """Sparse-MAML (von Oswald et al., 2021), its form with ReLU: MAML that learns which weights to adapt, and how fast.
+
+    w <- w - inner_lr * relu(M) * D, with an element of M, starting at 1, for each weight. Where M falls to 0 or below,
+    the weight is not adapted any more. Arguments as `maml`.
+    """
+    links = [*_first(sharing), *_inner(inner), Mask(), scale(_rate(inner_lr))]
+    adapted = _chosen(model, adapt_norm, adapt)
+    return _learner("sparse_maml", model, adapted, links, steps, loss, inner_loss, head_start)
+
+
+def alfa(
+    model: nn.Module,
+    inner_lr: float = 0.1,
+    steps: int = 5,
+    sharing: Sharing = None,
+    loss: Loss = "cross_entropy",
+    adapt_norm: bool = False,
+    *,
+    inner_loss: Loss | None = None,
+    adapt: Adapt = None,
+    inner: Inner = None,
+    head_start: HeadStart = "learned",
+) -> Learner:
+    """ALFA (Baik et al., 2020): w <- (1 - beta) w - alpha D, where a small network chooses alpha and beta.
+
+    It sees the means of w and D over each weight tensor, and gives alpha and beta for each task, tensor and step. They
+    start at alpha = inner_lr and beta = 0. Arguments as `maml`.
+    """
+    links = [*_first(sharing), *_inner(inner), Alfa(_rate(inner_lr))]
+    adapted = _chosen(model, adapt_norm, adapt)
+    return _learner("alfa", model, adapted, links, steps, loss, inner_loss, head_start)
 
 
 @dataclass(frozen=True)
@@ -213,43 +414,76 @@ def multi_step_weights(epoch: int, steps: int, epochs: int) -> tuple[float, ...]
     return (early,) * (steps - 1) + (1 - early * (steps - 1),)
 
 
-def _links(sharing: Sharing, rate: Callable[[float], Rule], inner_lr: float) -> list[Rule]:
+def _rate(inner_lr: float) -> float:
     try:
-        start = math.nan if isinstance(inner_lr, str) else float(inner_lr)
+        rate = math.nan if isinstance(inner_lr, str) else float(inner_lr)
     except (TypeError, ValueError, RuntimeError):  # the last: a tensor of several numbers
-        start = math.nan
-    if not 0 <= start < math.inf:
+        rate = math.nan
+    if not 0 <= rate < math.inf:
         raise UserError(f"inner_lr is {short_repr(inner_lr)}; it must be a finite number, and not below 0")
-    first = _first_link(sharing)
-    return [rate(start)] if first is None else [first, rate(start)]
+    return rate
 
 
-def _first_link(sharing: Sharing) -> Rule | None:
+def _first(sharing: Sharing) -> list[Rule]:
+    """The first link of the chain, if there is one."""
     if isinstance(sharing, str):
         row = variant(sharing)
         if row.rate != 1:
             raise UserError(f"{sharing} is the original at {row.rate} times the inner rate: give that inner_lr instead")
         sharing = first_link(sharing, allowed=(sharing,))
     if sharing is None:
-        return None
+        return []
     rule = sharing.rule() if not isinstance(sharing, type) and hasattr(sharing, "rule") else sharing
-    if isinstance(rule, type) or not all(hasattr(rule, part) for part in ("name", "init", "update")):
+    if not _is_rule(rule):
         raise UserError(
             "sharing is gs.GradientSharing(), a control such as gs.GateOnly(), its name, a rule of your own, or None,"
             f" not {short_repr(sharing)}"
         )
-    return cast(Rule, rule)
+    return [cast(Rule, rule)]
+
+
+def _inner(inner: Inner) -> list[Rule]:
+    """The links between sharing and the learning rate."""
+    if inner is None:
+        return []
+    rules = [inner_rule(inner)] if isinstance(inner, str) else inner if isinstance(inner, list | tuple) else [inner]
+    if not all(map(_is_rule, rules)):
+        raise UserError(
+            "inner is gs.momentum(0.9), gs.adam(), their name, a rule of your own, a list of rules, or None,"
+            f" not {short_repr(inner)}"
+        )
+    return cast(list[Rule], [*rules])
+
+
+def _is_rule(value: Any) -> bool:
+    return not isinstance(value, type) and all(hasattr(value, part) for part in ("name", "init", "update"))
 
 
 def _learner(
-    model: nn.Module, links: list[Rule], steps: int, loss: Loss, adapted: tuple[str, ...], **more: Any
+    algorithm: str,
+    model: nn.Module,
+    adapted: tuple[str, ...],
+    links: list[Rule],
+    steps: int,
+    loss: Loss,
+    inner_loss: Loss | None,
+    head_start: HeadStart,
+    head: str | None = None,
+    least_steps: int = 1,
+    **more: Any,  # further fields of the learner
 ) -> Learner:
-    check_whole("steps", steps, 1)
-    for name, value in {"loss": loss, "inner_loss": more["inner_loss"]}.items():
+    """What all algorithms have in common: checks of the common options, and the learner."""
+    check_whole("steps", steps, least_steps)
+    for name, value in {"loss": loss, "inner_loss": inner_loss}.items():
         if not callable(value) and value not in LOSSES and not (name == "inner_loss" and value is None):
             _unknown(name, value, LOSSES)
+    if head_start not in get_args(HeadStart):
+        _unknown("head_start", head_start, get_args(HeadStart))
     if not adapted:
         raise UserError("the model has no weight to adapt: none requires a gradient")
+    head_names = () if head_start == "learned" else _under(model, head)
+    if head_start == "zero" and not set(head_names) & set(adapted):
+        raise UserError(f"head_start='zero' needs a head that is adapted, and {', '.join(head_names)} are not")
     prepared = vmapped.prepare(model)
     if any(not layer.training for layer in vmapped.norms(model).values()):
         warnings.warn(
@@ -257,10 +491,11 @@ def _learner(
             " norm_statistics='support' at test to normalise with those of the support set",
             stacklevel=3,
         )
-    return Learner(prepared, chain(*links), int(steps), loss, adapted, **more)
+    more = {"inner_loss": inner_loss, "head_start": head_start, "head": head_names, **more}
+    return Learner(prepared, chain(*links), int(steps), loss, adapted, algorithm=algorithm, **more)
 
 
-def _unknown(what: str, value: str, known: Any) -> NoReturn:
+def _unknown(what: str, value: Any, known: Any) -> NoReturn:
     raise UserError(f"{what} {value!r} is not one of {', '.join(known)}")
 
 
@@ -294,13 +529,14 @@ def _chosen(model: nn.Module, adapt_norm: bool, adapt: Adapt) -> tuple[str, ...]
 
 
 def _is_asked(name: str, asked: str | Callable[[str], bool], norms: tuple[str, ...]) -> bool:
-    """Whether a weight is asked for by its name, by that of a submodule, or by a function."""
+    """Whether a weight is asked for by its name; or, if it is not of batch norm, by a submodule or by a function."""
     if callable(asked):
-        return asked(name)
+        return name not in norms and bool(asked(name))
     return name == asked or (name.startswith(f"{asked}.") and name not in norms)
 
 
-def _only(model: nn.Module, head: str | None) -> tuple[str, ...]:
+def _under(model: nn.Module, head: str | None) -> tuple[str, ...]:
+    """Names of the head's weights."""
     names = _trainable(model, lambda name: True)
     if head is None and names:
         head = names[-1].rpartition(".")[0]

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 BUILT_IN = "Adam"  # the optimiser of a run that was given none; its rate is the option outer_lr
 DEPTH = 4  # of values within values
-ALGORITHMS = {"RatePerElement": "meta_sgd", "RatePerTensorAndStep": "maml_plus_plus"}
 PERFORMANCE = ("params", "initial_lr", "foreach", "fused", "capturable", "differentiable")  # of an optimiser's options
 
 
@@ -39,7 +38,7 @@ def fingerprint(learner: Learner, optimiser: Optimizer | None, factors: Sequence
     last = type(links[-1]).__name__ if rate is not None else describe(links[-1])
     inner_loss = getattr(learner, "inner_loss", None)
     return {
-        "algorithm": _algorithm(learner, [type(link).__name__ for link in links]),
+        "algorithm": _algorithm(learner),
         "inner_lr": describe(rate),
         "steps": learner.steps,
         "rule": [*map(describe, links[:-1]), last],
@@ -55,19 +54,10 @@ def fingerprint(learner: Learner, optimiser: Optimizer | None, factors: Sequence
     }
 
 
-def _algorithm(learner: Learner, links: list[str]) -> str:
-    from gradshare.engine.vmapped import BATCH_NORMS
-
-    if links[-1] != "Scale":
-        return ALGORITHMS.get(links[-1], "a rule of your own")
-    owned = [
-        layer.named_parameters(name) for name, layer in learner.module.named_modules() if isinstance(layer, BATCH_NORMS)
-    ]
-    norms = {name for names in owned for name, _ in names}
-    trained = {name for name, weight in learner.module.named_parameters() if weight.requires_grad}
-    if not trained - norms <= set(learner.adapted):
-        return "anil"
-    return "first_order_maml" if links[0] == "StopGradient" else "maml"
+def _algorithm(learner: Learner) -> str:
+    """What the algorithm is called; a choice that runs of older versions did not have is part of it."""
+    head = "" if learner.head_start == "learned" else f", head_start {learner.head_start}"
+    return learner.algorithm + head
 
 
 def _layer(layer: nn.Module) -> str:

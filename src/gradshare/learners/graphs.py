@@ -7,6 +7,7 @@ live in fixed buffers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -190,17 +191,22 @@ class GraphedPrediction:
         own, given = self._state.tensors(), state.tensors()
         torch._foreach_copy_(list(own.values()), [given[name] for name in own])
         tensors = episodes.tensors()
-        form = _form(episodes, tensors)
+        ways = None
+        if self._learner.head_start == "prototypes":  # a recording cannot look at labels
+            ways = self._learner.ways_of(episodes.support_y, episodes.support_mask)
+        form = ways, *_form(episodes, tensors)
         if form not in self._graphs:
-            self._graphs[form] = self._record(self._state, episodes.map(torch.clone))
+            self._graphs[form] = self._record(replace(self._learner, ways=ways), self._state, episodes.map(torch.clone))
         graph, places, logits = self._graphs[form]
         for place, value in zip(places, tensors, strict=True):
             place.copy_(value)
         graph.replay()
         return logits.clone()
 
-    def _record(self, state: MetaState, episodes: Episodes) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]:
-        graph, logits = record(lambda: self._learner.logits(state, episodes, norm_statistics=self._norm_statistics))
+    def _record(
+        self, learner: Learner, state: MetaState, episodes: Episodes
+    ) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]:
+        graph, logits = record(lambda: learner.logits(state, episodes, norm_statistics=self._norm_statistics))
         return graph, episodes.tensors(), logits
 
 

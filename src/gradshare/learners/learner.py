@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,13 @@ from gradshare.engine.processes import ALONE, Group
 from gradshare.errors import MOST_SEED, UserError, check_whole, short_repr
 from gradshare.method.adapt import adapt
 from gradshare.method.episodes import Episodes, Inputs, check_examples, check_inputs, check_mask, map_inputs, tensors_of
+from gradshare.method.heads import prototype_head
 from gradshare.method.losses import Loss, accuracy, task_losses
 from gradshare.method.network import Network, NormStatistics
 from gradshare.method.rules import Rule, Tree, Weights, checked, sum_of_tasks
 from gradshare.method.state import MetaState, check_fit
+
+HeadStart = Literal["learned", "zero-init", "zero"]  # where the head of a task starts: the user's choice
 
 
 class Outcome(NamedTuple):
@@ -65,13 +68,19 @@ class Learner:
     precision: Precision = "float32"  # tf32 and bf16: the GPU kernels, where they fit
     group: Group = ALONE  # the processes that the tasks of a batch are spread over
     inner_loss: Loss | None = None  # of the inner loop; None: the same as `loss`
+    algorithm: str = "maml"  # the function that made it
+    head_start: HeadStart | Literal["prototypes"] = "learned"
+    head: tuple[str, ...] = ()  # names of the head's weights, unless they are learned as all others are
+    ways: int | None = None  # outputs of a head that starts at prototypes; None: as many as the labels say
+    outer: Literal["gradient", "reptile"] = "gradient"  # what the outer optimiser gets as the gradient
 
     def __repr__(self) -> str:
         weights = sum(weight.numel() for weight in self.module.parameters())
         links = ", ".join(map(repr, getattr(self.rule, "links", [self.rule])))
         losses = _name(self.loss) + ("" if self.inner_loss is None else f", inner_loss={_name(self.inner_loss)}")
         model = f"{type(self.module).__name__} of {weights:,} weights, {len(self.adapted)} of its tensors adapted"
-        return f"Learner({model}; rule {links}; steps={self.steps}, loss={losses})"
+        head = "" if self.head_start == "learned" else f", head_start={self.head_start!r}"
+        return f"Learner({model}; rule {links}; steps={self.steps}, loss={losses}{head})"
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: the fields, without what was computed from them."""
@@ -94,6 +103,8 @@ class Learner:
         moved = replace(self, module=vmapped.prepare(self.module).to(check_device(device)), precision=precision)
         if precision != "float32":
             reason = backends.lacking(moved.module, moved.adapted)
+            if self.head_start == "prototypes":
+                reason = "they know a head of one size, and that of proto_maml follows the task"
             if reason is not None:
                 raise UserError(f"precision {precision} needs the GPU kernels: {reason}; use precision float32")
         return moved
@@ -137,7 +148,13 @@ class Learner:
         if seed is not None and vmapped.initialises(module):
             module = vmapped.initialised(module, seed).to(next(module.parameters()).device)
         weights = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
-        learned, memory = self.rule.init({name: weights[name] for name in self.adapted}, self.steps)
+        for name in self.head:
+            if self.head_start == "prototypes":
+                del weights[name]  # each task computes its own
+            else:
+                weights[name] = torch.zeros_like(weights[name])
+        adapted = {name: weights[name] for name in self.adapted if name in weights}
+        learned, memory = self.rule.init(adapted, self.steps)
         if self.per_step:
             learned["per_step"] = {name: torch.stack([weights.pop(name)] * self.steps) for name in self.per_step}
         state = MetaState(weights, learned, memory)
@@ -148,13 +165,25 @@ class Learner:
     def outer_loss(self, state: MetaState, episodes: Episodes) -> Outcome:
         """The loss on the query sets after adapting to the support sets, differentiable in the state (equation 5).
 
-        Reads the memory of `state`, returns the next one, and changes nothing.
+        Reads the memory of `state`, returns the next one, and changes nothing. For `gs.reptile` the loss has the same
+        value, and its gradient is the mean over tasks of w - w[t], with w[t] the adapted weights.
         """
         self._check(state)
+        if self.outer == "gradient":
+            return self._scored(state, episodes)[0]
+        with torch.no_grad():
+            outcome, after = self._scored(state, episodes)
+        start = self.network.start(self._start(state))
+        moved = [(w * (w.detach() - after[name]).sum(0)).sum() for name, w in start.items()]
+        way = torch.stack(moved).sum() / episodes.tasks
+        return outcome._replace(loss=outcome.loss + (way - way.detach()))
+
+    def _scored(self, state: MetaState, episodes: Episodes) -> tuple[Outcome, Weights]:
+        """The outcome of a batch, and the weights of each task after the last step in the network's layout."""
         shared, batch = self._shared_of_steps(state), episodes.tasks
         episodes = episodes if self.group.size == 1 else episodes[self.group.share(batch)]
         x, y, mask = episodes.support_x, episodes.support_y, episodes.support_mask
-        trajectory, memory = self._adapt(state, shared, x, y, mask, training=True)
+        trajectory, memory = self._adapt(state, shared, x, y, mask, self.steps, training=True)
         query_x, mask = self.network.inputs(episodes.query_x, episodes.query_mask), episodes.query_mask
         weights = self.step_weights or (0.0,) * (self.steps - 1) + (1.0,)
         total: Tensor | float = 0.0
@@ -165,7 +194,7 @@ class Learner:
                 total = total + weight * (episodes.tasks / batch) * losses.mean()
         assert isinstance(total, Tensor)
         share = accuracy(logits, episodes.query_y, mask)
-        return Outcome(total, losses.detach(), share, self.network.unpack(memory))
+        return Outcome(total, losses.detach(), share, self.network.unpack(memory)), trajectory[-1]
 
     def adapt(
         self,
@@ -248,6 +277,9 @@ class Learner:
         self._check_complete(fast, "support")
         check_whole("i", i, 0, len(fast[self.adapted[0]]) - 1)
         module = vmapped.with_fixed_norms(self.module)
+        if self.head_start == "prototypes":
+            owner = module.get_submodule(self.head[0].rpartition(".")[0])
+            cast(nn.Linear, owner).out_features = fast[self.head[0]].shape[1]
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
             if name in fast:
                 tensor.data = fast[name][i].detach().clone(memory_format=torch.contiguous_format)
@@ -265,9 +297,9 @@ class Learner:
         self._check(state)
         if steps is None:
             steps = self.steps
-        check_whole("steps", steps, 1)
+        check_whole("steps", steps, 0 if self.head_start == "prototypes" else 1)
         in_form = self._shared_of_steps(state, steps)
-        trajectory, _ = self._adapt(state, in_form, x, y, mask, training=False)
+        trajectory, _ = self._adapt(state, in_form, x, y, mask, steps, training=False)
         shared = self._shared(state, steps - 1)
         if not torch.is_grad_enabled():  # a view of a leaf asks for gradients even here
             shared = {name: weight.detach() for name, weight in shared.items()}
@@ -278,7 +310,14 @@ class Learner:
         return fast | self._general.statistics(adapted, shared, self._general.inputs(x, mask))
 
     def _adapt(
-        self, state: MetaState, shared: list[Weights], x: Inputs, y: Tensor, mask: Tensor | None, training: bool
+        self,
+        state: MetaState,
+        shared: list[Weights],
+        x: Inputs,
+        y: Tensor,
+        mask: Tensor | None,
+        steps: int,
+        training: bool,
     ) -> tuple[list[Weights], Tree]:
         """Fast weights of each step, and the memory after them, in the network's layout."""
         network, alone = self.network, self.group.size == 1
@@ -289,13 +328,12 @@ class Learner:
             return self.losses(network.forward(fast, shared[k], inputs, inner=True), y, mask, inner=True)
 
         found = adapt(
-            network.start(state.params),
+            self._fast(network.start(self._start(state)), shared[0], inputs, y, mask, training),
             support_losses,
             self._rule(),
             network.pack(state.learned),
             network.pack(state.memory),
-            tasks=len(y),
-            steps=len(shared),
+            steps=steps,
             total=total,
         )
         vars(self)["_rule_seen"] = True
@@ -341,6 +379,42 @@ class Learner:
         """Take a state as one that fits: `meta_step` has just made its memory."""
         vars(self)["_checked"] = (state.params, state.learned, state.memory)
 
+    def _start(self, state: MetaState) -> dict[str, Tensor]:
+        """Weights before the first inner step, without the task axis; those that each task computes are missing."""
+        if self.head_start != "zero":
+            return state.params
+        return state.params | {name: torch.zeros_like(state.params[name]) for name in self.head}
+
+    def _fast(
+        self,
+        start: Weights,  # of all tasks, in the network's layout
+        shared: Weights,
+        inputs: Any,  # of the support sets
+        y: Tensor,  # [tasks, n]
+        mask: Tensor | None,
+        training: bool,
+    ) -> Weights:
+        """Weights of each task before the first inner step, in the network's layout."""
+        fast = {name: weight.expand(len(y), *weight.shape) for name, weight in start.items()}
+        if self.head_start != "prototypes":
+            return fast
+        weight, bias = self.head
+        own = self.module.get_parameter(weight)
+        size = own.shape[1]
+        identity = {weight: torch.eye(size, dtype=own.dtype, device=own.device), bias: own.new_zeros(size)}
+        # Other tensors than `fast`: the inner gradient of the body is at a fixed head.
+        body = {name: weight.expand(len(y), *weight.shape) for name, weight in start.items()}
+        features = self.network.forward(body, {**shared, **identity}, inputs, inner=False)
+        # In training the model's ways: a GPU does not wait for labels.
+        ways = len(own) if training else self.ways_of(y, mask)
+        return fast | dict(zip(self.head, prototype_head(features, y, mask, ways), strict=True))
+
+    def ways_of(self, y: Tensor, mask: Tensor | None) -> int:
+        """Outputs of a head that follows the task: one more than the highest label."""
+        if self.ways is not None:
+            return self.ways
+        return int((y if mask is None else torch.where(mask, y, 0)).max()) + 1
+
     def _shared(self, state: MetaState, step: int) -> dict[str, Tensor]:
         """Weights that are not adapted, as they are at one inner step."""
         fixed = {name: weight for name, weight in state.params.items() if name not in self.adapted}
@@ -349,7 +423,7 @@ class Learner:
 
     def _shared_of_steps(self, state: MetaState, steps: int | None = None) -> list[Weights]:
         """Weights that are not adapted, at each inner step, in the network's layout."""
-        steps = self.steps if steps is None else steps
+        steps = max(self.steps if steps is None else steps, 1)
         if not self.per_step:
             return [self.network.shared(self._shared(state, 0))] * steps
         return [self.network.shared(self._shared(state, step)) for step in range(steps)]

@@ -57,7 +57,7 @@ class _Parts:
         self.slices = [slice(first, first + size) for first in range(0, episodes.tasks, size)]
         self.parts = [episodes[one] for one in self.slices]
         self.support = [self.network.inputs(part.support_x, part.support_mask) for part in self.parts]
-        self.start = sources.cut(self.network.start(state.params))
+        self.start = sources.cut(self.network.start(learner._start(state)))
         self.shared = [sources.cut(shared) for shared in learner._shared_of_steps(state)]
         self.learned = sources.cut(self.network.pack(state.learned))
         self.memory = self.network.pack(state.memory)
@@ -67,27 +67,57 @@ class _Parts:
 
     def run(self, batch: int) -> Outcome:
         with _repeatable(self.learner, self.parts[0].support_y.is_cuda):
-            steps, memory = self._forward()
-        weights = self.learner.step_weights or (0.0,) * (len(steps) - 1) + (1.0,)
+            first = self._first()
+            steps, memory = self._forward(first)
+        if self.learner.outer == "reptile":
+            return self._reptile(first, steps[-1].after, batch, memory)
+        last = max(len(steps) - 1, 0)
+        weights = self.learner.step_weights or (0.0,) * last + (1.0,)
         scores: list[tuple[float, Tensor, Tensor | None]] = []
         adjoint: dict[str, Tensor] = {}  # derivative of the outer loss with respect to the fast weights; missing: zero
         carried: dict[str, Tensor] = {}  # the same for the carry
-        for k in reversed(range(self.learner.steps)):
-            step = steps.pop()
-            if weights[k] or k == self.learner.steps - 1:
-                scores.append(
-                    (weights[k] * (self.tasks / batch), *self._query(step.after, k, weights[k] / batch, adjoint))
-                )
-            adjoint, carried = self._back(step, k, adjoint, carried)
-        for name, gradient in adjoint.items():
-            self.start[name].grad = gradient.sum(0)
+        for k in reversed(range(len(weights))):
+            step = steps.pop() if steps else None  # none: a prototypical network
+            after = step.after if step else first
+            if weights[k] or k == last:
+                scores.append((weights[k] * (self.tasks / batch), *self._query(after, k, weights[k] / batch, adjoint)))
+            if step:
+                adjoint, carried = self._back(step, k, adjoint, carried)
+        self._back_to_start(adjoint)
         _, losses, right = scores[0]  # those after the last step
         loss = torch.stack([weight * losses.mean() for weight, losses, _ in reversed(scores)]).sum()
         return Outcome(loss, losses, right, self.network.unpack(memory))
 
-    def _forward(self) -> tuple[list[_Step], Tree]:
+    def _reptile(self, first: Weights, after: Weights, batch: int, memory: Tree) -> Outcome:
+        losses, right = self._query(after, self.learner.steps - 1, None, {})
+        self._back_to_start({name: (weight - after[name]) / batch for name, weight in first.items()})
+        return Outcome((self.tasks / batch) * losses.mean(), losses, right, self.network.unpack(memory))
+
+    def _first(self) -> Weights:
+        """The weights of each task before the first step."""
+        fast = {name: w.detach().expand(self.tasks, *w.shape) for name, w in self.start.items()}
+        if self.learner.head_start == "prototypes":
+            with torch.no_grad():
+                parts = [self._fast(number) for number in range(len(self.parts))]
+            fast |= {name: _joined([part[name] for part in parts]) for name in self.learner.head}
+        return fast
+
+    def _fast(self, number: int) -> Weights:
+        part = self.parts[number]
+        support = self.support[number], part.support_y, part.support_mask
+        return self.learner._fast(self.start, self.shared[0], *support, training=True)
+
+    def _back_to_start(self, adjoint: Weights) -> None:
+        """From derivatives with respect to the weights before the first step to those of all tasks together."""
+        own = [name for name in adjoint if name not in self.start]  # what each task computes for itself
+        for name in adjoint.keys() - own:
+            self.start[name].grad = adjoint[name].sum(0)
+        for number, tasks in enumerate(self.slices) if own else ():
+            fast = self._fast(number)
+            _backward([fast[name] for name in own], [adjoint[name][tasks] for name in own], self.start, self.shared[0])
+
+    def _forward(self, fast: Weights) -> tuple[list[_Step], Tree]:
         """The inner loop, and the memory after it."""
-        fast: Weights = {name: w.detach().expand(self.tasks, *w.shape) for name, w in self.start.items()}
         carry: Tree = NOTHING
         steps: list[_Step] = []
         rows: list[Tree] = []
@@ -103,14 +133,17 @@ class _Parts:
         vars(self.learner)["_rule_seen"] = True
         return steps, stack_memory(self.memory, rows)
 
-    def _query(self, after: Weights, k: int, weight: float, adjoint: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Query losses and accuracies after a step. Their derivatives are added to `adjoint`, and in `shared`."""
+    def _query(
+        self, after: Weights, k: int, weight: float | None, adjoint: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Query losses and accuracies after a step. Derivatives are added to `adjoint` and in `shared`, if weighted."""
         losses, right = [], []
         for tasks, part in zip(self.slices, self.parts, strict=True):
             fast, inputs = _leaves(after, tasks), self.network.inputs(part.query_x, part.query_mask)
             logits = self.network.forward(fast, self.shared[k], inputs, inner=False)
             each = self.learner.losses(logits, part.query_y, part.query_mask)
-            _backward([each], [torch.full_like(each, weight)], fast, self.shared[k])
+            if weight is not None:
+                _backward([each], [torch.full_like(each, weight)], fast, self.shared[k])
             losses.append(each.detach())
             if (share := accuracy(logits, part.query_y, part.query_mask)) is not None:
                 right.append(share)

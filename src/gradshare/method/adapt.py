@@ -14,22 +14,21 @@ Losses = Callable[[Weights, int], Tensor]  # (fast weights, inner step) -> the s
 
 
 def adapt(
-    start: Weights,  # {name: [*shape]}: the adapted weights, the same for all tasks
+    fast: Weights,  # {name: [tasks, *shape]}: the adapted weights of each task before the first step
     support_losses: Losses,
     rule: Rule,
     learned: Tree,
     memory: Tree,
-    tasks: int,
     steps: int,
     total: Total | None,  # see InnerStep; None in validation and test
 ) -> tuple[list[Weights], Tree]:
     """Adapt to all tasks at once.
 
     Returns the fast weights `{name: [tasks, *shape]}` after each step, and the memory for the next meta-iteration.
+    Without a step, the weights are those of the start.
     """
     differentiable = torch.is_grad_enabled()
     create_graph = differentiable and getattr(rule, "second_order", True)
-    fast: Weights = {name: weight.expand(tasks, *weight.shape) for name, weight in start.items()}
     ones: Tensor | None = None  # [tasks]
     carry: Tree = NOTHING
     trajectory: list[Weights] = []
@@ -48,7 +47,7 @@ def adapt(
         fast = {name: weight - direction[name] for name, weight in fast.items()}
         trajectory.append(fast)
         rows.append(remembered)
-    return trajectory, memory if total is None else stack_memory(memory, rows)
+    return trajectory or [fast], memory if total is None else stack_memory(memory, rows)
 
 
 def gradients_of(

@@ -212,7 +212,7 @@ def stack_memory(memory: Tree, rows: list[Tree]) -> Tree:
     """
     kept: Tree = {}
     for name, before in memory.items():
-        if name not in rows[-1]:
+        if not rows or name not in rows[-1]:
             kept[name] = before
         elif isinstance(before, dict):
             kept[name] = stack_memory(before, [row[name] for row in rows])

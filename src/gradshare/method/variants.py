@@ -85,6 +85,10 @@ ROWS = (  # in the order of tables. Okabe and Ito's colours, which colour-blind 
 )
 VARIANTS = {row.name: row for row in ROWS}
 CONTROLS = tuple(row.name for row in ROWS if row.keeps)
+INNER = {  # what `inner=` and `--inner` take by name
+    "momentum": "gradshare.method.inner_optimisers:Momentum",
+    "adam": "gradshare.method.inner_optimisers:Adam",
+}
 OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")  # package.module:Class
 
 
@@ -118,6 +122,27 @@ def first_link(name: str, norm: str = "global", allowed: Container[str] = ()) ->
     if "norm" in inspect.signature(make).parameters:
         options["norm"] = norm
     return make(**options)
+
+
+def parse_inner(name: str) -> tuple[str, tuple[float, ...]]:
+    """The name and the number of an inner optimiser: `adam`, `momentum`, or `momentum:0.9`.
+
+    Example:
+        >>> parse_inner("momentum:0.5"), parse_inner("adam")
+        (('momentum', (0.5,)), ('adam', ()))
+    """
+    if name in INNER:
+        return name, ()
+    if isinstance(name, str) and (found := re.fullmatch(r"momentum:(0(\.\d+)?)", name)):
+        return "momentum", (float(found[1]),)
+    raise UserError(f"an inner optimiser (inner=, --inner) is momentum:0.9, adam or a rule, not {short_repr(name)}")
+
+
+def inner_rule(name: str) -> Any:
+    """The inner optimiser of a name."""
+    chosen, numbers = parse_inner(name)
+    module, _, attribute = INNER[chosen].partition(":")
+    return getattr(import_module(module), attribute)(*numbers)
 
 
 def imported(what: str, name: str, allowed: Container[str]) -> Any:

@@ -33,6 +33,15 @@ METHODS = {
     "fomaml": "first-order MAML",
     "first_order_maml": "first-order MAML",
     "anil": "ANIL",
+    "boil": "BOIL",
+    "protomaml": "Proto-MAML",
+    "proto_maml": "Proto-MAML",
+    "reptile": "Reptile",
+    "metacurvature": "Meta-Curvature",
+    "meta_curvature": "Meta-Curvature",
+    "sparsemaml": "sparse-MAML",
+    "sparse_maml": "sparse-MAML",
+    "alfa": "ALFA",
 }
 DATA = {"cub": "cub", "cub-resize": "cub", "mini": "mini"}  # our stores, and the paper's data set in each
 

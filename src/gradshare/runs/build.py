@@ -34,7 +34,14 @@ METHODS: dict[str, Callable[..., Learner]] = {
     "mamlpp": algorithms.maml_plus_plus,
     "fomaml": algorithms.first_order_maml,
     "anil": algorithms.anil,
+    "boil": algorithms.boil,
+    "protomaml": algorithms.proto_maml,
+    "reptile": algorithms.reptile,
+    "metacurvature": algorithms.meta_curvature,
+    "sparsemaml": algorithms.sparse_maml,
+    "alfa": algorithms.alfa,
 }
+BY_NAME = {"metacurvature": "the matrices of Meta-Curvature", "alfa": "the network of ALFA"}  # not on packed weights
 
 
 def build_learner(config: RunConfig, image: tuple[int, int, int], allowed: Container[str] = ()) -> Learner:
@@ -45,21 +52,27 @@ def build_learner(config: RunConfig, image: tuple[int, int, int], allowed: Conta
         allowed: arms and backbones of the user's own, `package.module:Class`, that may be imported: those that the
             user named in this program, never one that is read from a file.
     """
-    options: dict[str, Any] = {}
+    make, options = METHODS[config.method], _options(config)
     if config.method == "mamlpp":
         names = ("recipe", "multi_step_epochs", "first_order_epochs", "final_outer_rate")
-        options = {name: getattr(config, name) for name in names}
-    if config.method != "anil":
-        options["adapt_norm"] = config.adapt_norm
-    elif config.adapt_norm:
-        raise UserError("anil adapts the head alone: leave adapt_norm out")
-    return METHODS[config.method](
+        options |= {name: getattr(config, name) for name in names}
+    for name in options.keys() - inspect.signature(make).parameters.keys():
+        raise UserError(f"{config.method} has no choice of {name}: leave {name} out")
+    return make(
         build_network(config, image, allowed),
         inner_lr=config.inner_lr,
         steps=config.steps,
         sharing=first_link(config.arm, config.norm, allowed),
+        inner=config.inner,
         **options,
     )
+
+
+def _options(config: RunConfig) -> dict[str, Any]:
+    """What the inner loop adapts and where it starts, as far as it is not by default."""
+    adapt = None if config.adapt is None else [name.strip() for name in config.adapt.split(",")]
+    given = {"adapt_norm": config.adapt_norm, "adapt": adapt, "head_start": config.head_start}
+    return {name: value for name, value in given.items() if value != getattr(RunConfig, name)}
 
 
 def build_network(config: RunConfig, image: tuple[int, int, int], allowed: Container[str] = ()) -> nn.Module:
@@ -85,15 +98,24 @@ def build_network(config: RunConfig, image: tuple[int, int, int], allowed: Conta
 
 def choice_for(config: RunConfig, group: Group = ALONE) -> Choice:
     """Where and how a configuration computes on this machine."""
-    no_kernels = None
-    if config.backbone != "conv4":
-        no_kernels = f"they know the backbone conv4, not {config.backbone}"
-    elif config.method == "anil":
-        no_kernels = "they adapt all filters and the head, and anil adapts the head alone"
-    elif config.adapt_norm:
-        no_kernels = "they do not adapt batch norm"
+    no_kernels = _no_kernels(config)
     asked = (config.device, config.engine, config.precision, config.threads, config.deterministic)
-    return choose(*asked, processes=group.size, local_processes=group.local_size, no_kernels=no_kernels)
+    choice = choose(*asked, processes=group.size, local_processes=group.local_size, no_kernels=no_kernels)
+    return replace(choice, apart=BY_NAME.get(config.method))
+
+
+def _no_kernels(config: RunConfig) -> str | None:
+    """Why the GPU kernels cannot run a configuration; None where they can."""
+    if config.backbone != "conv4":
+        return f"they know the backbone conv4, not {config.backbone}"
+    if config.method == "protomaml":
+        return "they know a head of one size, and that of protomaml follows the task"
+    if config.method in ("anil", "boil") or config.adapt is not None:
+        other = {"anil": "anil adapts the head alone", "boil": "boil all but the head"}
+        return f"they adapt all filters and the head, and {other.get(config.method, f'this run {config.adapt}')}"
+    if config.adapt_norm or config.method == "reptile":
+        return "they do not adapt batch norm"
+    return None
 
 
 def check_memory_for(
@@ -110,7 +132,7 @@ def check_memory_for(
     weights = sum(learner.module.get_parameter(name).numel() for name in learner.adapted)
     batch = max(config.tasks, min(config.eval_batch, max(config.val_tasks, config.test_tasks)))
     images = batch * config.ways * (config.shots + config.queries) * math.prod(image)
-    check_memory(images + config.tasks * config.steps * weights // processes, device)
+    check_memory(images + config.tasks * max(config.steps, 1) * weights // processes, device)
 
 
 def run(

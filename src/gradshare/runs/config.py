@@ -13,10 +13,12 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from gradshare.errors import MOST, MOST_SEED, MOST_THREADS, UserError, check_range, short_repr
 from gradshare.files import add_checksum, verify_checksum, written_by_newer
 from gradshare.learners.fingerprint import BUILT_IN
-from gradshare.method.variants import OWN, variant
+from gradshare.method.variants import OWN, VARIANTS, parse_inner, variant
 
 Log = Literal["tensorboard"]  # where else the numbers of a run go: `gradshare.runs.trackers`
-Method = Literal["maml", "metasgd", "mamlpp", "fomaml", "anil"]
+Method = Literal[
+    "maml", "metasgd", "mamlpp", "fomaml", "anil", "boil", "protomaml", "reptile", "metacurvature", "sparsemaml", "alfa"
+]
 BACKBONES = ("conv4", "resnet12", "vit")  # built by `gradshare.runs.build`
 VERSION = 1
 
@@ -90,7 +92,9 @@ class RunConfig(Training):
     inner_lr: float = 0.1
     """Inner learning rate as it is used: half of the experiment's for the arm half-rate. Learned rates start there."""
     steps: int = 5
-    """Inner steps (the paper's K)."""
+    """Inner steps (the paper's K); protomaml also takes 0, which is a prototypical network."""
+    inner: str | None = None
+    """Inner optimiser between sharing and the rate: momentum:0.9, or adam; by default plain gradient descent."""
     backbone: str = "conv4"
     """The network: conv4, resnet12, vit, or `package.module:Class` of your own, called as Class(ways, image)."""
     filters: int = 48
@@ -98,7 +102,11 @@ class RunConfig(Training):
     start: str | None = None
     """Begin with the weights in this file, a state_dict: safetensors, or of torch.save. By default, random weights."""
     adapt_norm: bool = False
-    """Adapt the gain and bias of batch norm in the inner loop too."""
+    """Adapt the gain and bias of batch norm in the inner loop too. Reptile always does."""
+    adapt: str | None = None
+    """Weights that the inner loop moves, by comma: names of weights or of submodules, convs.3,head; by default all."""
+    head_start: Literal["learned", "zero-init", "zero"] = "learned"
+    """Head of a task: learned; zero before training, then learned; or zero for each task, never learned."""
     recipe: Literal["reference", "paper"] = "reference"
     """MAML++: the defaults of the next three options as in its code, or as in its paper."""
     multi_step_epochs: int | None = None
@@ -123,7 +131,13 @@ class RunConfig(Training):
     def __post_init__(self) -> None:
         super().__post_init__()
         variant(self.arm)  # raises an error for a name that it does not know
+        if self.inner is not None:
+            parse_inner(self.inner)
         check_backbone(self.backbone)
+        if self.steps == 0 and self.method != "protomaml":
+            raise UserError("steps is 0; it must be at least 1, but for the method protomaml")
+        if self.method == "reptile" and self.arm in VARIANTS and VARIANTS[self.arm].rule:
+            raise UserError(f"reptile has no gradient that could learn the gates of {self.arm}: its arm is original")
 
     @property
     def rate_falls(self) -> bool:
@@ -138,6 +152,7 @@ class RunConfig(Training):
 
 LOWEST = {
     "ways": 2,
+    "steps": 0,
     "val_tasks": 0,
     "gradient_clamp": 0,
     "test_tasks": 0,
@@ -208,7 +223,10 @@ TRAINING = frozenset(field.name for field in fields(Training))
 RUN = frozenset(field.name for field in fields(RunConfig)) - TRAINING
 LATER = {
     name: getattr(RunConfig, name)
-    for name in ("deterministic", "patience", "norm_statistics", "micro_batch", "checkpoint", "backbone", "start")
+    for name in (
+        *("deterministic", "patience", "norm_statistics", "micro_batch", "checkpoint"),
+        *("inner", "backbone", "start", "adapt", "head_start"),
+    )
 }
 """Options that the first version did not have, with their defaults. config.json holds only those that differ from
 them, so the runs of older versions, which lack them, can be resumed."""

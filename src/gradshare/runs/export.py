@@ -355,7 +355,7 @@ def _build(model: Any, folder: Path) -> Learner:
         channels, height, width = model["image"]
         sizes = {name: getattr(options, name) for name in MOST}
         for name, value in {**sizes, "channels": channels, "height": height, "width": width}.items():
-            check_range(name, value, 1, MOST.get(name, MOST_PIXELS))
+            check_range(name, value, 0 if name == "steps" else 1, MOST.get(name, MOST_PIXELS))
         return build_learner(options, (int(channels), int(height), int(width)))
     except (KeyError, TypeError, ValueError) as error:  # UserError too
         path = folder / "config.json"
