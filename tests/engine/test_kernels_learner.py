@@ -47,7 +47,7 @@ def test_meta_gradients_and_memory_with_sharing() -> None:
 
 
 @needs_interpreter
-@pytest.mark.parametrize("name", ["maml++, conditioned", "meta-sgd, tensor"])
+@pytest.mark.parametrize("name", ["maml++, conditioned", "meta-sgd, tensor", "zero head, global"])
 def test_meta_gradients_and_memory_of_one_inner_step(name: str) -> None:
     check_meta_gradients_and_memory(*EVERY[name], steps=1)
 

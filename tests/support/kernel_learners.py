@@ -89,6 +89,7 @@ ALGORITHMS = {
     "alfa": gs.alfa,
     "momentum": partial(gs.maml, inner=gs.momentum(0.9)),
     "adam": partial(gs.maml, inner=gs.adam(eps=0.1)),
+    "zero head": partial(gs.maml, head_start="zero"),
 }
 SHARINGS = {
     "none": None,
