@@ -182,7 +182,7 @@ def test_padding_has_no_part_in_the_prototypes() -> None:
     mask = torch.ones(2, 8, dtype=torch.bool)
     mask[:, 6:] = False
     padded_x = torch.cat([batch.support_x, torch.full((2, 2, *TANH_NORM.shape), torch.nan, dtype=torch.float64)], 1)
-    padded_y = torch.cat([batch.support_y, torch.full((2, 2), 77)], 1)
+    padded_y = torch.cat([batch.support_y, torch.tensor([77, 1]).expand(2, 2)], 1)  # a class of padding, a real one
     padded = gs.Episodes(padded_x, padded_y, batch.query_x, batch.query_y, mask)
     plain, masked = (case.learner.outer_loss(state, one) for one in (batch, padded))
     torch.testing.assert_close(masked.loss, plain.loss, rtol=1e-12, atol=0)
