@@ -56,10 +56,15 @@ def uses(path: Path) -> set[str]:
             found.add((node.module or "").split(".")[0])
         elif isinstance(node, ast.Call):
             risky = [word for word in node.keywords if word.arg in ("allow_pickle", "shell", "trust_remote_code")]
-            found |= {ast.unparse(node.func), *(f"{word.arg}={ast.unparse(word.value)}" for word in risky)}
+            found |= {_called(node), *(f"{word.arg}={ast.unparse(word.value)}" for word in risky)}
         elif isinstance(node, ast.Attribute) and node.attr in ("extract", "extractall"):
             found.add(node.attr)
     return found
+
+
+def _called(node: ast.Call) -> str:
+    safe = any(word.arg == "weights_only" and ast.unparse(word.value) == "True" for word in node.keywords)
+    return ast.unparse(node.func) + (" of weights only" if safe else "")
 
 
 def test_no_module_can_execute_what_it_reads() -> None:

@@ -142,6 +142,12 @@ def test_what_a_backbone_can_be(blobs: Path, place: Path) -> None:
     assert isinstance(small.module, gs.ResNet12)
 
 
+def test_presets_of_other_papers() -> None:
+    said = call("grid", "show", "conv64-cub-1shot-fomaml", "--tasks", 8).out
+    assert "filters         64 " in said and "tasks           8           the command line" in said
+    assert "conv64-cub-1shot-fomaml" in mistake("train", "--preset", "conv64-cub-1shot-formaml", "--out", "x")
+
+
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_backbones_of_ours(backbone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = RunConfig(backbone=backbone, ways=7)

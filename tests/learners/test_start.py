@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import warnings
 from collections.abc import Callable
@@ -131,7 +132,8 @@ def test_files_that_are_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             started(gs.maml(conv4()), path)
     with pytest.raises(gs.UserError, match="start holds a instead of weights"):
         started(gs.maml(conv4()), {"a": 1})  # type: ignore[dict-item]
-    for missing in (tmp_path / "missing", tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for missing in (tmp_path / "missing", tmp_path, tmp_path / "pipe"):
         with pytest.raises(gs.UserError, match="cannot be read"):
             started(gs.maml(conv4()), missing)
     assert not Path("executed").exists()

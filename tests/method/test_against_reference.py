@@ -71,7 +71,19 @@ def test_any_module_equals_a_loop_over_tasks(net: str, sharing: str) -> None:
     assert_equal_to_reference(case, EXTRAS[net], tasks=3)
 
 
-ADAPTED_NORMS = ["silu batch norm net", "mlp with batch norm 1d", "conv 1d, batch norm 1d", "conv 3d, batch norm 3d"]
+@pytest.mark.parametrize("net", ["ResNet12", "ViT"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_algorithms_on_our_other_networks_equal_a_loop_over_tasks(algorithm: str, net: str) -> None:
+    assert_equal_to_reference(build(EXTRAS[net], algorithm, "global", steps=2), EXTRAS[net], tasks=2)
+
+
+ADAPTED_NORMS = [
+    "ResNet12",
+    "silu batch norm net",
+    "mlp with batch norm 1d",
+    "conv 1d, batch norm 1d",
+    "conv 3d, batch norm 3d",
+]
 ADAPTED_NORMS += ["layers used twice", "frozen weights", "subclass of batch norm", "batch norm, other settings"]
 
 

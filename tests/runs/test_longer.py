@@ -170,7 +170,8 @@ def test_options_that_cannot_be(
 
 
 def test_options_that_older_versions_lack_are_recorded_only_where_they_differ() -> None:
-    later = {"deterministic", "patience", "norm_statistics", "micro_batch", "checkpoint", "backbone", "start"}
+    later = {"deterministic", "patience", "norm_statistics", "micro_batch", "checkpoint"}
+    later |= {"inner", "backbone", "start", "adapt", "head_start"}
     assert set(LATER) == later
     assert not set(recorded(vars(RunConfig()))) & set(LATER)
     assert recorded(vars(RunConfig(patience=3, micro_batch=2))).items() >= {"patience": 3, "micro_batch": 2}.items()

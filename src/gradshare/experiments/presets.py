@@ -59,6 +59,8 @@ TABLE = (  # all options but the machine's (device, engine, threads, eval_batch,
     Row("*", {"backbone": "conv4", "filters": 48}, f"{A2}: 4 convolutional layers of 48 filters"),
     Row("*", {"start": None}, f"{A2} takes the {CODE}: random initial weights"),
     Row("*", {"adapt_norm": False}, f"{A2} takes the {CODE}: the inner loop leaves batch norm's gain and bias"),
+    Row("*", {"adapt": None, "head_start": "learned"}, f"{CODE}: all filters and the head, from learned weights"),
+    Row("*", {"inner": None}, f"{A3}: inner loop gradient descent"),
     Row("*", {"norm_statistics": "batch"}, f"{CODE}: batch norm normalises with the query batch, also at test"),
     Row("*", {"norm": "global"}, "paper, equation 1, read literally: one norm over all adapted weights"),
     Row("*", {"outer_lr": 1e-3}, f"{A3}: outer loop Adam with default hyperparameters"),
@@ -90,10 +92,11 @@ def _experiments(arms: Iterable[str]) -> Iterable[Experiment]:
             yield Experiment(data, shots, tasks, method, arm, tenfold)
 
 
-FINN = "MAML (Finn et al., 2017), appendix A.1"
-CHEN = "A closer look at few-shot classification (Chen et al., 2019), its code; it also augments training images"
+FINN = "Finn et al., 2017 (MAML), appendix A.1"
+CHEN = "code of Chen et al., 2019 (A closer look at few-shot classification), which also augments its images"
 OTHERS = (  # presets of other papers: every option that is not its default
-    Row("*", {"arm": "original", "ways": 5, "steps": 5, "inner_lr": 0.01, "outer_lr": 1e-3}, f"{FINN}, and {CHEN}"),
+    Row("*", {"arm": "original"}, "the name"),
+    Row("*", {"ways": 5, "steps": 5, "inner_lr": 0.01, "outer_lr": 1e-3}, "both papers"),
     Row("*-1shot-*", {"shots": 1}, "the name"),
     Row("*-5shot-*", {"shots": 5}, "the name"),
     Row("*-mini-*", {"dataset": "mini"}, "the name"),

@@ -53,6 +53,8 @@ def started(learner: Learner, start: str | Path | Mapping[str, Tensor], seed: in
 
 def read(path: Path) -> Any:
     """What is in a file of safetensors, or of `torch.save`; of the latter, tensors and plain values alone are read."""
+    if not path.is_file():  # a pipe would be waited for
+        raise UserError(f"{path} cannot be read: there is no such file")
     try:
         with path.open("rb") as file:
             safe = file.read(9)[8:] == b"{"  # the header is JSON, after its length
