@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from gradshare.learners.optimisers import optimiser_tensors
 from gradshare.runs import checkpoints
 from gradshare.runs.divergence import Diverged
 from tests.support.commands import gradshare
-from tests.support.learners import every_algorithm, every_sharing, gradients, net, randomised, tasks
+from tests.support.learners import ALGORITHMS, every_algorithm, every_sharing, gradients, net, randomised, tasks
 from tests.support.runs import TINY, learner, same_run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -85,7 +86,13 @@ def test_tasks_drawn_on_the_gpu_are_the_same(dataset: gs.Dataset) -> None:
     assert torch.equal(here.query_y, there.query_y.cpu())
 
 
-@every_algorithm
+OTHERS: dict[str, Any] = {
+    "zero head": partial(gs.maml, head_start="zero"),
+    "reptile": lambda model, steps, sharing: gs.reptile(model, steps=steps),  # without what nothing would learn
+}
+
+
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS.values(), *OTHERS.values()], ids=[*ALGORITHMS, *OTHERS])
 def test_a_recorded_step_is_the_step(algorithm: Any, dataset: gs.Dataset) -> None:
     model = gs.Conv4(ways=3, filters=4, image=(1, 16, 16)).double()
     with default_dtype(torch.float64):
@@ -151,7 +158,7 @@ def test_our_kernels_train_the_same_run_twice(blobs: Path, tmp_path: Path, engin
 
 
 @pytest.mark.parametrize("engine", ["eager", "graph"])
-@pytest.mark.parametrize("method", ["maml", "metasgd", "mamlpp", "anil"])
+@pytest.mark.parametrize("method", ["maml", "metasgd", "mamlpp", "anil", "boil", "protomaml"])
 def test_asked_to_pytorch_trains_the_same_run_twice(blobs: Path, tmp_path: Path, engine: str, method: str) -> None:
     output = twice(blobs, tmp_path, "--engine", engine, "--method", method, "--precision", "float32", "--deterministic")
     assert "the same bits in every run" in output

@@ -165,6 +165,17 @@ def test_the_head_follows_the_ways_of_a_task(model: Model, steps: int) -> None:
             torch.testing.assert_close(learner.predict(fast, query_x)[t], expected, rtol=1e-10, atol=1e-10)
 
 
+def test_from_the_same_head_it_is_maml() -> None:
+    """A task whose prototypes MAML has as its head."""
+    case, plain = proto(steps=3), gs.maml(TANH_NORM.make(), steps=3)
+    state, batch = randomised(case.learner.init()), TANH_NORM.tasks(1)
+    head = case.learner.adapt(state, batch.support_x, batch.support_y, steps=0)
+    same = gs.MetaState({**state.params, **{name: head[name][0].detach() for name in HEAD}})
+    expected = plain.adapt(same, batch.support_x, batch.support_y)
+    for name, weight in case.learner.adapt(state, batch.support_x, batch.support_y).items():
+        torch.testing.assert_close(weight, expected[name], rtol=1e-12, atol=1e-14)
+
+
 def test_more_steps_at_test_than_in_training_and_none() -> None:
     case = proto(sharing="global")
     state, batch = randomised(case.learner.init()), TANH_NORM.tasks(2)
@@ -182,7 +193,7 @@ def test_padding_has_no_part_in_the_prototypes() -> None:
     mask = torch.ones(2, 8, dtype=torch.bool)
     mask[:, 6:] = False
     padded_x = torch.cat([batch.support_x, torch.full((2, 2, *TANH_NORM.shape), torch.nan, dtype=torch.float64)], 1)
-    padded_y = torch.cat([batch.support_y, torch.full((2, 2), 77)], 1)
+    padded_y = torch.cat([batch.support_y, torch.tensor([77, 1]).expand(2, 2)], 1)  # a class of padding, a real one
     padded = gs.Episodes(padded_x, padded_y, batch.query_x, batch.query_y, mask)
     plain, masked = (case.learner.outer_loss(state, one) for one in (batch, padded))
     torch.testing.assert_close(masked.loss, plain.loss, rtol=1e-12, atol=0)
@@ -266,6 +277,18 @@ def test_with_plain_descent_reptile_moves_towards_the_adapted_weights(micro_batc
     logits = learner.predict(fast, batch.query_x)
     expected_loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch.query_y.flatten())
     torch.testing.assert_close(outcome.loss, expected_loss, rtol=1e-12, atol=0)
+
+
+def test_one_step_of_reptile_is_joint_training() -> None:
+    """Its outer gradient is the inner rate times the gradient of the mean support loss."""
+    learner, model = gs.reptile(net(), inner_lr=0.3, steps=1), net()
+    state, batch = learner.init(), tasks(3)
+    assert isinstance(batch.support_x, Tensor)
+    found = torch.autograd.grad(learner.outer_loss(state, batch).loss, list(state.params.values()))
+    rows = zip(batch.support_x, batch.support_y, strict=True)
+    loss = torch.stack([nn.functional.cross_entropy(model(x), y) for x, y in rows]).mean()
+    for one, other in zip(found, torch.autograd.grad(loss, list(model.parameters())), strict=True):
+        torch.testing.assert_close(one, 0.3 * other, rtol=1e-10, atol=1e-14)
 
 
 def test_what_reptile_does_not_adapt_does_not_move() -> None:

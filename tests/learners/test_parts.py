@@ -64,6 +64,19 @@ def test_every_algorithm_and_arm(algorithm: str, arm: str) -> None:
         assert_same_as_whole(learner, tasks(3), 2)
 
 
+OTHERS = {
+    "a head that starts at zero": lambda: gs.maml(net(), steps=2, sharing=gs.GradientSharing(), head_start="zero"),
+    "a prototypical network": lambda: gs.proto_maml(net(), steps=0),
+    "reptile": lambda: gs.reptile(net(), steps=2),
+    "reptile, not all adapted": lambda: gs.reptile(net(), steps=2, adapt="0"),
+}
+
+
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
+def test_other_starts_and_outer_gradients(make: Any) -> None:
+    assert_same_as_whole(make(), tasks(3), 1, 2)
+
+
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 5])
 def test_any_number_of_steps_and_any_part(steps: int) -> None:
     """With a carry, a query loss after each step, values for each step, and learned rates."""

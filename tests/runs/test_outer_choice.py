@@ -168,6 +168,11 @@ OTHERS: dict[str, tuple[Callable[[], gs.Learner], str]] = {
     "algorithm": (lambda: gs.meta_sgd(mlp(), inner_lr=0.4, steps=2), "algorithm maml, not meta_sgd"),
     "first order": (lambda: gs.first_order_maml(mlp(), inner_lr=0.4, steps=2), "algorithm maml, not first_order_maml"),
     "anil": (lambda: gs.anil(mlp(), inner_lr=0.4, steps=2), "algorithm maml, not anil"),
+    "head start": (
+        lambda: gs.maml(mlp(), inner_lr=0.4, steps=2, head_start="zero"),
+        "algorithm maml, not maml, head_start zero",
+    ),
+    "reptile": (lambda: gs.reptile(mlp(), inner_lr=0.4, steps=2), "algorithm maml, not reptile"),
     "curvature": (lambda: gs.meta_curvature(mlp(), inner_lr=0.4, steps=2), "algorithm maml, not meta_curvature"),
     "mask": (lambda: gs.sparse_maml(mlp(), inner_lr=0.4, steps=2), "algorithm maml, not sparse_maml"),
     "alfa": (lambda: gs.alfa(mlp(), inner_lr=0.4, steps=2), "algorithm maml, not alfa"),

@@ -191,12 +191,12 @@ class GraphedPrediction:
         own, given = self._state.tensors(), state.tensors()
         torch._foreach_copy_(list(own.values()), [given[name] for name in own])
         tensors = episodes.tensors()
-        ways = None
-        if self._learner.head_start == "prototypes":  # a recording cannot look at labels
-            ways = self._learner.ways_of(episodes.support_y, episodes.support_mask)
-        form = ways, *_form(episodes, tensors)
+        learner = self._learner
+        if learner.head_start == "prototypes":  # a recording cannot look at labels
+            learner = replace(learner, ways=learner.ways_of(episodes.support_y, episodes.support_mask))
+        form = learner.ways, *_form(episodes, tensors)
         if form not in self._graphs:
-            self._graphs[form] = self._record(replace(self._learner, ways=ways), self._state, episodes.map(torch.clone))
+            self._graphs[form] = self._record(learner, self._state, episodes.map(torch.clone))
         graph, places, logits = self._graphs[form]
         for place, value in zip(places, tensors, strict=True):
             place.copy_(value)
