@@ -42,7 +42,8 @@ def without_image(ways):
 def nothing(ways, image):
     return ways
 """
-TINY = [*SMALL, "--epochs", "1", "--iterations", "2"]
+FILTERS = SMALL.index("--filters")
+TINY = [*SMALL[:FILTERS], *SMALL[FILTERS + 2 :], "--epochs", "1", "--iterations", "2"]
 
 
 @pytest.fixture
@@ -121,6 +122,7 @@ def test_a_vit_from_a_file_to_a_model_that_needs_no_code(blobs: Path, place: Pat
     assert json.loads(Path("run/config.json").read_text())["start"] == "pretrained.pt"
     call("export", "run", "model")
     assert "A vision transformer that learns" in Path("model/README.md").read_text()
+    assert "filters" not in Path("model/README.md").read_text()
     learner, state = gs.from_pretrained("model")
     assert isinstance(learner.module, gs.ViT) and torch.equal(
         state.params["position"], gs.load_run("run").best.params["position"]
@@ -134,9 +136,10 @@ def test_what_a_backbone_can_be(blobs: Path, place: Path) -> None:
         "resnet": "conv4, resnet12, vit, or package.module:Class",
         "my_nets:Missing": "cannot be imported",
         "my_nets:without_image": "(ways, image)",
-        "my_nets:nothing": "makes a int, not a torch.nn.Module",
+        "my_nets:nothing": "makes 3, not a torch.nn.Module",
     }.items():
         assert message in mistake(*words, name)
+    assert "filters is 3, and only conv4" in mistake(*words, OWN, "--filters", 3)
     assert not Path("x").exists()
     small = build_learner(RunConfig(backbone="my_nets:factory"), (1, 16, 16), {"my_nets:factory"})
     assert isinstance(small.module, gs.ResNet12)
