@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ import gradshare as gs
 from gradshare.engine import backends
 from gradshare.errors import LineWarning
 from gradshare.runs import build
-from gradshare.runs.build import build_learner, check_memory_for, choice_for
+from gradshare.runs.build import build_learner, build_network, check_memory_for, choice_for
 from gradshare.runs.config import BACKBONES, RunConfig
 from tests.support.commands import SMALL, call, mistake, train_here
 
@@ -109,24 +110,27 @@ def test_comparisons_and_grids(blobs: Path, place: Path, monkeypatch: pytest.Mon
     assert "all 1" in call("grid", "list", *grid[2:-2]).out  # times the real training
 
 
-def test_a_vit_from_a_file_to_a_model_that_needs_no_code(blobs: Path, place: Path) -> None:
-    torch.save(gs.ViT(7, (1, 16, 16)).state_dict(), "pretrained.pt")
+@pytest.mark.parametrize(("backbone", "words"), [("vit", "vision transformer"), ("resnet12", "ResNet-12")])
+def test_networks_of_ours_from_a_file_to_a_model_that_needs_no_code(
+    backbone: str, words: str, blobs: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "ViT", partial(gs.ViT, width=8, depth=1, heads=2))
+    monkeypatch.setattr(build, "ResNet12", partial(gs.ResNet12, widths=(2, 3, 4, 5)))
+    torch.save(build_network(RunConfig(backbone=backbone, ways=7), (1, 16, 16)).state_dict(), "pretrained.pt")
     sizes = {"ways": 3, "queries": 1, "tasks": 2, "steps": 1, "epochs": 1, "iterations": 1, "val-tasks": 0}
     options = [
         word for name, value in {**sizes, "test-tasks": 0, "threads": 1}.items() for word in (f"--{name}", value)
     ]
-    words = ["train", "--dataset", blobs, *options, "--backbone", "vit", "--start", "pretrained.pt"]
-    with pytest.warns(LineWarning, match=r"head.weight, head.bias begin as without pretrained.pt, .* is \[7, 128\]"):
-        call(*words, "--out", "run")
+    with pytest.warns(LineWarning, match=r"head.weight, head.bias begin as without pretrained.pt, .* is \[7, "):
+        call("train", "--dataset", blobs, *options, "--backbone", backbone, "--start", "pretrained.pt", "--out", "run")
     Path("pretrained.pt").unlink()
     assert json.loads(Path("run/config.json").read_text())["start"] == "pretrained.pt"
     call("export", "run", "model")
-    assert "A vision transformer that learns" in Path("model/README.md").read_text()
+    assert f"A {words} that learns" in Path("model/README.md").read_text()
     assert "filters" not in Path("model/README.md").read_text()
     learner, state = gs.from_pretrained("model")
-    assert isinstance(learner.module, gs.ViT) and torch.equal(
-        state.params["position"], gs.load_run("run").best.params["position"]
-    )
+    assert type(learner.module).__name__.lower() == backbone
+    assert torch.equal(state.params["head.weight"], gs.load_run("run").best.params["head.weight"])
     assert "over 2 test tasks" in call("test", "run", "--tasks", 2).out  # without the file
 
 
