@@ -149,6 +149,13 @@ class Centred(nn.Module):
         return self.head(x - x.mean(0))
 
 
+class Counts(Centred):
+    """Mixes nothing, but its outputs depend on how many examples there are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x) * len(x)
+
+
 class OverPlaces(nn.Module):
     """Batch norm over [examples * places, features]."""
 
@@ -163,7 +170,7 @@ class OverPlaces(nn.Module):
 VECTORS = Model(lambda: nn.Linear(4, WAYS), (4,))
 
 
-@pytest.mark.parametrize("net", [MixesByAttention, MixesForward, MixesBackward, Centred])
+@pytest.mark.parametrize("net", [MixesByAttention, MixesForward, MixesBackward, Centred, Counts])
 def test_a_model_that_mixes_examples_is_an_error(net: Any) -> None:
     learner, (episodes, _) = gs.maml(net().double()), masked(VECTORS)
     with pytest.raises(gs.UserError, match="the model mixes the examples of a task"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -435,3 +436,63 @@ def test_a_gpu_that_is_not_the_current_one_is_refused(monkeypatch: pytest.Monkey
         check_current(torch.device("cuda:1"))  # as `learner.to` does for our kernels
     assert [choose(device).engine for device in ("cuda", "cuda:0", "cpu")] == ["graph", "graph", "eager"]
     assert choose("cuda:1", "eager").engine == "eager"  # PyTorch's own operations follow their tensors
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self.layer(a) + self.layer(b)
+
+
+class Returns(nn.Module):
+    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.change = nn.Linear(4, 3), change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.change(self.layer(x))
+
+
+MISFITS: dict[str, tuple[nn.Module, Any, str]] = {
+    "features": (nn.Linear(6, 3), torch.rand(2, 5, 4), r"cannot take the inputs of a task of shape \[5, 4\]"),
+    "one of two": (Pair(), (torch.rand(2, 5, 4),), r"that are 0: \[5, 4\].*missing"),
+    "three of two": (Pair(), (torch.rand(2, 5, 4),) * 3, "cannot take the inputs"),
+    "another name": (Pair(), {"a": torch.rand(2, 5, 4), "c": torch.rand(2, 5, 4)}, r"c: \[5, 4\]"),
+    "sizes of two": (Pair(), (torch.rand(2, 5, 4), torch.rand(2, 3, 4)), "cannot take the inputs"),
+    "a number": (Returns(torch.sum), torch.rand(2, 5, 4), "returns a single number"),
+    "fewer rows": (Returns(lambda y: y[:3]), torch.rand(2, 5, 4), "returns 3 outputs for the 5 examples"),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS.values(), ids=MISFITS)
+def test_inputs_and_outputs_that_do_not_fit(case: tuple[nn.Module, Any, str]) -> None:
+    model, x, message = case
+    learner, y = gs.maml(model, steps=1), torch.zeros(2, 5, dtype=torch.long)
+    with pytest.raises(gs.UserError, match=message):
+        learner.outer_loss(learner.init(), gs.Episodes(x, y, x, y))
+
+
+def test_a_misfit_does_not_change_how_later_inputs_are_taken() -> None:
+    learner, y, one = gs.maml(Pair(), steps=1), torch.zeros(2, 5, dtype=torch.long), torch.rand(2, 5, 4)
+    state = learner.init()
+    with pytest.raises(gs.UserError):
+        learner.outer_loss(state, gs.Episodes((one,), y, (one,), y))
+    assert learner.outer_loss(state, gs.Episodes((one, one), y, (one, one), y)).loss.isfinite()
+
+
+def test_nothing_in_place_of_a_batch_a_state_or_weights() -> None:
+    learner, x, y = gs.maml(nn.Linear(4, 3)), torch.rand(2, 5, 4), torch.zeros(2, 5, dtype=torch.long)
+    state = learner.init()
+    calls: list[Callable[[], Any]] = [
+        lambda: gs.meta_step(learner, state, gs.optimiser(state, 1e-3), None),  # type: ignore[arg-type]
+        lambda: learner.adapt(None, x, y),  # type: ignore[arg-type]
+        lambda: learner.predict(None, x),  # type: ignore[arg-type]
+        lambda: learner.module_for(None, 0),  # type: ignore[arg-type]
+        lambda: gs.Episodes(x.to("meta"), y, x, y),
+    ]
+    for call in calls:
+        with pytest.raises(gs.UserError):
+            call()

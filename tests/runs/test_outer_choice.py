@@ -208,6 +208,27 @@ def test_another_learner_does_not_resume_a_run(kind: str, trained: Path, dataset
     assert len(gs.load_run(trained).metrics) == 1
 
 
+def test_other_data_does_not_resume_a_run(tmp_path: Path) -> None:
+    x, y = torch.rand(120, 1, 16, 16), torch.arange(120) % 12
+    gs.train(base(), gs.tasks(x, y, splits=(6, 3, 3)), tmp_path / "run", **SHORT | {"epochs": 1})
+    with pytest.raises(gs.UserError, match=r"another learner or on other data: data gs\.tasks"):
+        gs.train(base(), gs.tasks(x, y, splits=(6, 3, 3), seed=1), tmp_path / "run", True, **SHORT)
+    gs.train(base(), gs.tasks(x, y, splits=(6, 3, 3)), tmp_path / "run", True, **SHORT)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_another_learner_does_not_open_a_run(kind: str, trained: Path, dataset: gs.Dataset) -> None:
+    make, message = OTHERS[kind]
+    with pytest.raises(gs.UserError, match=f"was trained with another learner: .*{message}"):
+        gs.load_run(trained, make(), dataset)
+    assert gs.evaluate(gs.load_run(trained, base(), dataset), tasks=2).accuracy is not None
+
+
+def test_the_class_of_an_optimiser_is_no_factory(dataset: gs.Dataset, tmp_path: Path) -> None:
+    with pytest.raises(gs.UserError, match="optimiser is the class SGD: give lambda leaves: SGD"):
+        gs.train(base(), dataset, tmp_path / "run", optimiser=torch.optim.SGD, **SHORT)  # type: ignore[arg-type]
+
+
 def test_another_optimiser_or_schedule_does_not_resume_a_run(
     trained: Path, dataset: gs.Dataset, tmp_path: Path
 ) -> None:

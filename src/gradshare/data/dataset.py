@@ -17,7 +17,7 @@ from gradshare.data.sources import BUILT_IN, missing
 from gradshare.data.store import Image, Index, Progress, data_folder, find_store, is_store, read_images, read_index
 from gradshare.errors import UserError
 from gradshare.method import SPLITS
-from gradshare.method.episodes import Episodes, Shape, episodes_from
+from gradshare.method.episodes import Episodes, Shape, episodes_from, whole_shape
 
 Pixels = Literal["unit", "imagenet"]
 IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -56,6 +56,11 @@ class Dataset:
     def nbytes(self) -> int:
         return self.index.bytes
 
+    @property
+    def fingerprint(self) -> str:
+        """Which images are in which class and split, in short; `gs.train` records it."""
+        return f"{self}, {self.pixels}, {self._units.digest()}"
+
     def to(self, device: torch.device | str) -> Dataset:
         """Hold the images on a device, as uint8."""
         if torch.device(device).type == "cpu":
@@ -69,7 +74,7 @@ class Dataset:
 
     def sample(self, split: str, shape: Shape, tasks: int, key: tuple[int, ...]) -> Episodes:
         """Draw tasks, uniformly and without replacement within each. The same arguments give the same tasks."""
-        shape = Shape(*shape)
+        shape = whole_shape(shape)
         return episodes_from(self._pixels(self.draw(split, shape, tasks, key).rows), shape)
 
     def draw(self, split: str, shape: Shape, tasks: int, key: tuple[int, ...]) -> Drawn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from gradshare.errors import UserError, check_whole, short_repr
 from gradshare.method import SPLITS
-from gradshare.method.episodes import Shape, choose
+from gradshare.method.episodes import Shape, choose, whole_shape
 
 Kind = Literal["class", "group"]
 PLURALS = {"class": "classes", "group": "groups"}
@@ -57,17 +58,23 @@ class Units:
         """How many each split has, as text."""
         return ", ".join(f"{split} {len(own.units)}" for split, own in self.splits.items())
 
+    def digest(self) -> str:
+        """The same for the same units, splits and rows."""
+        found = hashlib.sha256(repr(self.names).encode(errors="backslashreplace"))
+        for own in self.splits.values():
+            for part in (own.units, own.counts, own.rows):
+                found.update(np.ascontiguousarray(part).tobytes())
+        return found.hexdigest()[:16]
+
     def check(self, split: str, shape: Shape) -> None:
         """Raise an error, with the numbers, if the split cannot give such tasks."""
         if split not in SPLITS:
             raise UserError(f"a split is one of {', '.join(SPLITS)}, not {short_repr(split)}")
-        shape = Shape(*shape)
-        for name, value in zip(Shape._fields, shape, strict=True):
-            check_whole(name, value, 1)
+        shape = whole_shape(shape)
         where = f"the {split} split" + (f" of {self.dataset}" if self.dataset else "")
         counts, needed = self.splits[split].counts, shape.shots + shape.queries
         if len(counts) == 0:
-            without = "" if split == "train" else f"; {split}_tasks=0 trains without it"
+            without = "" if split == "train" else f"; gs.train(..., {split}_tasks=0) does without it"
             raise UserError(f"{where} has no {self.plural}{without}")
         if self.kind == "class" and len(counts) < shape.ways:
             raise UserError(f"{shape.ways}-way tasks need {shape.ways} classes; {where} has {len(counts)}")
@@ -86,6 +93,7 @@ class Units:
     def draw(self, split: str, shape: Shape, tasks: int, key: tuple[int, ...]) -> Drawn:
         """Choose the rows of tasks, uniformly and without replacement within each."""
         self.check(split, shape)
+        check_whole("tasks", tasks, 1)
         own = self.splits[split]
         units, order = choose(own.counts, shape if self.kind == "class" else shape._replace(ways=1), tasks, key)
         return Drawn(own.units[units], own.rows[own.starts[units][..., None] + order])

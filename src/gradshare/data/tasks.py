@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, NamedTuple, Protocol
@@ -22,7 +22,7 @@ from gradshare.data.dataset import Dataset as StoredImages
 from gradshare.data.drawing import PLURALS, Kind, SplitRows, Units, split_rows
 from gradshare.errors import MOST_SEED, UserError, check_whole, say, short_repr
 from gradshare.method import SPLITS
-from gradshare.method.episodes import IGNORED, Episodes, Shape, TaskSource, tensors_of
+from gradshare.method.episodes import IGNORED, Episodes, Shape, TaskSource, tensors_of, whole_shape
 
 By = Literal["class", "example"]
 Part = NDArray[Any] | Tensor
@@ -104,6 +104,11 @@ class Tasks:
         """Size of the examples that `to` moves."""
         return self._examples.nbytes
 
+    @property
+    def fingerprint(self) -> str:
+        """Which examples are in which split, in short; `gs.train` records it. The values of `x` do not count."""
+        return f"{self}, {self._units.digest()}"
+
     def to(self, device: Device) -> Tasks:
         """Hold the examples on a device, and draw there. Those of a PyTorch `Dataset` stay where it reads them."""
         return Tasks(self._examples.to(device), self._units)
@@ -114,7 +119,7 @@ class Tasks:
 
     def sample(self, split: str, shape: Shape, tasks: int, key: tuple[int, ...]) -> Episodes:
         """Draw tasks, uniformly and without replacement within each. The same arguments give the same tasks."""
-        shape = Shape(*shape)
+        shape = whole_shape(shape)
         rows = self._units.draw(split, shape, tasks, key).rows  # [tasks, ways, shots + queries]
 
         def part(rows: NDArray[np.int64]) -> tuple[Any, Tensor]:
@@ -303,6 +308,8 @@ def _examples(x: Any, y: Any, labels_needed: bool) -> _Examples:
         targets = None if labels_needed or y is None else _targets(y, len(x))
         return _Read(x, targets, targets=not labels_needed and y is None)
     inputs = _map(_array, x)
+    if any(isinstance(part, Tensor) and part.is_meta for part in _parts(inputs)):
+        raise UserError("x is on the device meta, where tensors have no values")
     lengths = {part.shape[0] if part.ndim else 0 for part in _parts(inputs)}
     if len(lengths) != 1 or min(lengths) < 1:
         raise UserError(f"the parts of x have the same number of examples, at least 1, not {sorted(lengths)}")
@@ -504,6 +511,8 @@ def _named(names: list[Any], splits: Mapping[str, Any], plural: str) -> list[NDA
         raise UserError(f"splits names train, val and test, not {', '.join(map(str, splits)) or 'nothing'}")
     if text := [split for split in splits if isinstance(splits[split], str)]:
         raise UserError(f"splits[{text[0]!r}] is a list of {plural}, not text")
+    if text := [split for split in splits if not isinstance(splits[split], Iterable)]:
+        raise UserError(f"splits[{text[0]!r}] is a list of {plural}, not {short_repr(splits[text[0]])}")
     wanted = {split: _plain_list(splits.get(split, ())) for split in SPLITS}
     twice = [name for name, count in Counter(chain(*wanted.values())).items() if count > 1]
     if twice:

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from gradshare.engine.networks import start_statistics
 from gradshare.engine.recurrent import RECURRENT, weights_kept
 from gradshare.engine.replacements import FIXED_NORMS, REPLACED, dropout_message, masked_norms, moments
-from gradshare.errors import UserError
+from gradshare.errors import UserError, out_of_memory
 from gradshare.method.episodes import Inputs, map_inputs, tensors_of
 from gradshare.method.rules import Rule, Tree, Weights
 
@@ -123,7 +123,9 @@ class VmapBackend:
         self.module, self.adapted = module, adapted
         self._fixed_norms = fixed_norms
         self._functions = {**FUNCTIONS, **FIXED_NORMS} if fixed_norms else FUNCTIONS
-        self._spread: dict[type, bool] = {}  # whether a tuple or dict of inputs goes to the model as its arguments
+        self._spread: dict[
+            int | frozenset[str], bool
+        ] = {}  # whether so many, or such, inputs are the model's arguments
         self._has_run = self._keeps_apart = False  # what needs to be looked at once alone
 
     def start(self, params: Mapping[str, Tensor]) -> Weights:
@@ -202,7 +204,13 @@ class VmapBackend:
                 in_dims = (0, 0, None if given.mask is None else 0)
                 outputs, statistics = vmap(one_task, in_dims)(dict(fast), given.x, given.mask)
         except RuntimeError as error:
-            raise _of_other_types(error, given.x, fast) or explained(error, "model") from error
+            raise (
+                _of_other_types(error, given.x, fast) or _misfit(error, given.x) or explained(error, "model")
+            ) from error
+        except TypeError as error:  # several inputs may be others than the model's arguments
+            raise (_misfit(error, given.x, every=True) if not isinstance(given.x, Tensor) else None) or error from error
+        if outputs.dim() < 2:
+            raise UserError("the model returns a single number for a task; its outputs start with the examples")
         for name, buffer in buffers.items():
             if buffer._version != versions[name]:
                 raise UserError(
@@ -216,13 +224,14 @@ class VmapBackend:
         if isinstance(x, Tensor):
             return (x,), {}
         spread: tuple[tuple[Any, ...], dict[str, Any]] = ((), x) if isinstance(x, dict) else (x, {})
-        if type(x) not in self._spread:
+        form = frozenset(x) if isinstance(x, dict) else len(x)
+        if form not in self._spread:
             try:
                 inspect.signature(self.module.forward).bind(*spread[0], **spread[1])
-                self._spread[type(x)] = True
+                self._spread[form] = True
             except TypeError:
-                self._spread[type(x)] = False
-        return spread if self._spread[type(x)] else ((x,), {})
+                self._spread[form] = False
+        return spread if self._spread[form] else ((x,), {})
 
     @contextmanager
     def _noticing(self) -> Iterator[None]:
@@ -255,16 +264,19 @@ class VmapBackend:
                 self._run(one, shared, Given(map_inputs(partial(_put, content, padded, real, n), x), mask))[0]
                 for content in (_as_it_is, _mirrored)
             ]
+            if n > 2:  # batch norm needs two examples
+                outputs.append(self._run(one, shared, Given(map_inputs(partial(_without, padded, n), x)))[0])
             if outputs[0].shape[:2] != mask.shape:
                 raise UserError(
                     f"the model returns {list(outputs[0].shape[1:])} for {n} examples: with a mask, its outputs start"
                     " with the axis of examples"
                 )
-            plain, changed = (part[mask] for part in outputs)
-            if (plain - changed).abs().amax() > torch.finfo(plain.dtype).eps ** 0.5 * plain.abs().amax():
+            plain, *others = (part[mask] if part.shape[:2] == mask.shape else part.flatten(0, 1) for part in outputs)
+            most = torch.finfo(plain.dtype).eps ** 0.5 * plain.abs().amax()
+            if any((plain - other).abs().amax() > most for other in others):
                 raise UserError(
-                    "the model mixes the examples of a task by more than batch norm, so that padding would change the"
-                    " results: masks cannot be used with it; take tasks of equal size"
+                    "the model mixes the examples of a task by more than batch norm, or uses how many there are, so"
+                    " that padding would change the results: masks cannot be used with it; take tasks of equal size"
                 )
         self._keeps_apart = n > 1
 
@@ -337,6 +349,13 @@ def _put(content: Callable[[Tensor], Tensor], padded: int, real: int, n: int, x:
     return x
 
 
+def _without(example: int, n: int, x: Tensor) -> Tensor:
+    """The inputs of one task, [1, n, ...], without one example."""
+    if x.dim() < 2 or x.shape[1] != n:
+        return x
+    return torch.cat([x[:, :example], x[:, example + 1 :]], 1)
+
+
 def _without_zeros(weight: Tensor) -> Tensor:
     """Other values for elements that are zero: a head of zeros would hide what comes into it."""
     places = torch.arange(weight.numel(), device=weight.device).view(weight.shape)
@@ -367,6 +386,22 @@ def _of_other_types(error: Exception, x: Inputs, fast: Mapping[str, Tensor]) -> 
     if inputs == weights or not any(sign in str(error) for sign in ("dtype", "scalar type", "data type")):
         return None
     return UserError(f"the model cannot take inputs of type {inputs} with weights of type {weights}: convert one")
+
+
+MISFITS = ("shape", "size", "channels", "dimension", "must match", "mat1", "batch2")  # in messages about shapes
+
+
+def _misfit(error: Exception, x: Inputs, every: bool = False) -> UserError | None:
+    """What to say if it may be the shapes of the inputs that do not fit the model."""
+    text = " ".join(str(error).split())
+    if "vmap:" in text or out_of_memory(error) or not (every or any(sign in text for sign in MISFITS)):
+        return None
+    if isinstance(x, Tensor):
+        form = f"of shape {list(x.shape[1:])}"
+    else:
+        parts = x.items() if isinstance(x, dict) else enumerate(x)
+        form = "that are " + ", ".join(f"{name}: {list(part.shape[1:])}" for name, part in parts)
+    return UserError(f"the model cannot take the inputs of a task {form}: {text}")
 
 
 def explained(error: Exception, who: str) -> Exception:

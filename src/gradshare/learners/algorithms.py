@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast, get_args
 
@@ -520,7 +520,9 @@ def _chosen(model: nn.Module, adapt_norm: bool, adapt: Adapt) -> tuple[str, ...]
         if norms and not chosen:
             raise UserError("the model has no weight to adapt but batch norm's: adapt_norm=True adapts those")
         return chosen
-    asked = [adapt] if isinstance(adapt, str) or callable(adapt) else list(adapt)
+    asked = [adapt] if isinstance(adapt, str) or callable(adapt) or not isinstance(adapt, Iterable) else list(adapt)
+    if wrong := [one for one in asked if not (isinstance(one, str) or callable(one))]:
+        raise UserError(f"adapt is names of weights or submodules, or a function of a name, not {short_repr(wrong[0])}")
     found = [[name for name in names if _is_asked(name, one, norms)] for one in asked]
     for one, some in zip(asked, found, strict=True):
         if not some:

@@ -25,12 +25,18 @@ DEPTH = 4  # of values within values
 PERFORMANCE = ("params", "initial_lr", "foreach", "fused", "capturable", "differentiable")  # of an optimiser's options
 
 
-def fingerprint(learner: Learner, optimiser: Optimizer | None, factors: Sequence[float] | None) -> dict[str, Any]:
+def fingerprint(
+    learner: Learner,
+    optimiser: Optimizer | None = None,
+    factors: Sequence[float] | None = None,
+    data: str | None = None,
+) -> dict[str, Any]:
     """What a run is trained with.
 
     Args:
         optimiser: the user's own; None is the built-in Adam.
         factors: of the user's own schedule, in the first epochs.
+        data: which examples are in which split, if the source of tasks says so.
     """
     first = learner.at(0)
     links = getattr(first.rule, "links", (first.rule,))
@@ -50,6 +56,7 @@ def fingerprint(learner: Learner, optimiser: Optimizer | None, factors: Sequence
         "final_outer_rate": learner.final_outer_rate,
         "optimiser": BUILT_IN if optimiser is None else describe_optimiser(optimiser),
         "schedule": None if factors is None else list(factors),
+        "data": data,
         "layers": {name or "model": _layer(layer) for name, layer in learner.module.named_modules()},
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, cast, get_args
@@ -356,6 +356,8 @@ class Learner:
 
     def _check_complete(self, fast: Weights, norm_statistics: NormStatistics) -> None:
         """Raise an error unless this is all that `adapt` returned."""
+        if not isinstance(fast, Mapping):
+            raise UserError(f"the adapted weights are what `adapt` returned, not {value_or_type(fast)}")
         needed = [name for name, p in self.module.named_parameters() if p.requires_grad]
         if norm_statistics == "support":
             needed += vmapped.statistics_of(self.module)
@@ -370,6 +372,7 @@ class Learner:
 
     def _check(self, state: MetaState) -> None:
         """Raise an error unless the state fits this learner. What has been checked is not checked again."""
+        check_state(state)
         parts = (state.params, state.learned, state.memory)
         if not all(one is other for one, other in zip(parts, vars(self).get("_checked", (None,) * 3), strict=True)):
             check_fit(self._tensors, state.tensors(), "the state", types=False)

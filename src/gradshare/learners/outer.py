@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from gradshare.engine.processes import Group
 from gradshare.errors import UserError, check_number, check_whole
-from gradshare.learners.learner import Learner, Outcome, check_learner, check_state
+from gradshare.learners.learner import Learner, Outcome, check_learner, check_state, value_or_type
 from gradshare.learners.optimisers import check_optimiser, step_if
 from gradshare.learners.parts import gradients_in_parts
 from gradshare.method.episodes import Episodes
@@ -53,6 +53,8 @@ def meta_step(
     """
     check_learner(learner)
     check_state(state)
+    if not isinstance(episodes, Episodes):
+        raise UserError(f"a batch of tasks is gs.Episodes, not {value_or_type(episodes)}")
     if vars(learner).get("_optimiser", learner) is not optimiser:
         check_optimiser(optimiser, state)
         vars(learner)["_optimiser"] = optimiser  # what has been checked is not checked again

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradshare.errors import UserError
+from gradshare.errors import UserError, check_whole, short_repr
 from gradshare.method import SPLITS
 
 Inputs = (
@@ -144,6 +144,8 @@ def check_inputs(x: Any, part: str) -> None:
         if one.layout != torch.strided or one.is_complex():
             kind = "complex numbers" if one.is_complex() else f"the layout {str(one.layout).removeprefix('torch.')}"
             raise UserError(f"{part}_x has {kind}: only dense tensors of real numbers are possible")
+        if one.is_meta:
+            raise UserError(f"{part}_x is on the device meta, where tensors have no values")
         if one.dim() < 1 or len(one) != len(parts[0]):
             raise UserError(f"the tensors of {part}_x start with the same number of tasks, not {list(one.shape)}")
 
@@ -165,6 +167,15 @@ class Shape(NamedTuple):
     ways: int = 5
     shots: int = 1
     queries: int = 15
+
+
+def whole_shape(shape: Any) -> Shape:
+    """Ways, shots and queries, as a `Shape` or a plain tuple has them."""
+    if not isinstance(shape, tuple | list) or len(shape) != len(Shape._fields):
+        raise UserError(f"a shape is (ways, shots, queries), such as gs.Shape(5, 1, 15), not {short_repr(shape)}")
+    for name, value in zip(Shape._fields, shape, strict=True):
+        check_whole(name, value, 1)
+    return Shape(*shape)
 
 
 class TaskSource(Protocol):

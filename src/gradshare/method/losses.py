@@ -56,7 +56,10 @@ def _built_in(loss: str, outputs: Tensor, targets: Tensor, mask: Tensor | None) 
         if mask is None:
             return vmap(LOSSES[loss])(outputs, targets_as_outputs)
         return _of_real_examples(vmap(partial(LOSSES[loss], reduction="none"))(outputs, targets_as_outputs), mask)
-    except (RuntimeError, IndexError) as error:
+    except (RuntimeError, IndexError, ValueError) as error:
+        if outputs.shape[1] != targets.shape[1]:
+            found = f"{outputs.shape[1]} outputs for the {targets.shape[1]} examples of a task"
+            raise UserError(f"the model returns {found}; it must return one for each") from None
         _check_labels(outputs, targets)
         raise error
 

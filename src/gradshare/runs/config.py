@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path, PurePath
@@ -268,7 +268,7 @@ def _build(kind: type[Options], options: dict[str, Any], path: Path) -> Options:
 
 MAY_GROW = ("epochs", "patience")
 FINGERPRINT = "fingerprint"  # the entry of config.json that describes the learner of a run from Python
-NOT_USED = ("per_step", "recipe", "schedule")  # entries of a fingerprint that most learners do not have
+NOT_USED = ("per_step", "recipe", "schedule", "data")  # entries of a fingerprint that most learners do not have
 NAMED = 3  # differences of fingerprints that an error names
 
 
@@ -313,7 +313,7 @@ def check_same_options(
         if has != want and name not in more:
             raise UserError(
                 f"the run in {folder} has {name} = {has!r}, not {want!r}: give the same options"
-                + (f" ({name} may be more)" if name in MAY_GROW and longer else "")
+                + (f" ({name} may be more)" if name in MAY_GROW and longer and has else "")
                 + ", or choose another folder"
             )
     if "epochs" in more and rate_falls:
@@ -323,20 +323,28 @@ def check_same_options(
         )
 
 
-def check_same_learner(folder: Path, stored: Any, wanted: Any) -> None:
-    """Raise an error that says what differs, if a run is resumed with another learner than it was trained with.
+OF_THE_OUTER_LOOP = ("optimiser", "schedule", "data", "final_outer_rate")
+
+
+def check_same_learner(folder: Path, stored: Any, wanted: Any, but: Container[str] = ()) -> None:
+    """Raise an error that says what differs, if a run is used with another learner than it was trained with.
 
     A run of an older version has no fingerprint; it was trained with the built-in Adam.
+
+    Args:
+        but: entries that are not compared.
     """
     if not isinstance(wanted, dict):
         return
     has = stored if isinstance(stored, dict) else {"optimiser": BUILT_IN, "schedule": None}
+    has = {name: value for name, value in has.items() if name not in but}
     found = list(islice(_differences(has, wanted), NAMED + 1))
     if found:
         more = ", and more" if len(found) > NAMED else ""
+        data = " or on other data" if any(one.startswith("data ") for one in found) else ""
         raise UserError(
-            f"the run in {folder} was trained with another learner: {'; '.join(found[:NAMED])}{more}."
-            " Give the same learner, or choose another folder"
+            f"the run in {folder} was trained with another learner{data}: {'; '.join(found[:NAMED])}{more}."
+            " Give the same, or choose another folder"
         )
 
 

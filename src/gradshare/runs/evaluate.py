@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from gradshare.engine.processes import ALONE, Group
-from gradshare.errors import MOST_SEED, UserError, check_whole, short_repr
+from gradshare.errors import MOST_SEED, UserError, check_whole
 from gradshare.learners.learner import Learner, check_learner, check_state, value_or_type
-from gradshare.method.episodes import Episodes, Shape, TaskSource, draw, task_key
+from gradshare.method.episodes import Episodes, Shape, TaskSource, draw, task_key, whole_shape
 from gradshare.method.losses import accuracy
 from gradshare.method.network import NormStatistics
 from gradshare.method.state import MetaState
@@ -198,12 +198,3 @@ def all_states(states: MetaState | Iterable[MetaState]) -> list[MetaState]:
     for state in ensemble:
         check_state(state)
     return ensemble
-
-
-def whole_shape(shape: Any) -> Shape:
-    """Ways, shots and queries, as a `Shape` or a plain tuple has them."""
-    if not isinstance(shape, tuple | list) or len(shape) != len(Shape._fields):
-        raise UserError(f"a shape is (ways, shots, queries), such as gs.Shape(5, 1, 15), not {short_repr(shape)}")
-    for name, value in zip(Shape._fields, shape, strict=True):
-        check_whole(name, value, 1)
-    return Shape(*shape)

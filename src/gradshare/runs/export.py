@@ -37,13 +37,25 @@ from gradshare.files import (
     writing,
     written_by_newer,
 )
+from gradshare.learners.fingerprint import fingerprint
 from gradshare.learners.learner import Learner, check_learner, check_state
 from gradshare.method.episodes import TaskSource
 from gradshare.method.network import NormStatistics
 from gradshare.method.state import MetaState, check_fit
 from gradshare.method.variants import VARIANTS
 from gradshare.runs.build import build_learner, choice_for
-from gradshare.runs.config import BACKBONES, NORM_STATISTICS, TRAINING, RunConfig, Training, flat, recorded
+from gradshare.runs.config import (
+    BACKBONES,
+    FINGERPRINT,
+    NORM_STATISTICS,
+    OF_THE_OUTER_LOOP,
+    TRAINING,
+    RunConfig,
+    Training,
+    check_same_learner,
+    flat,
+    recorded,
+)
 from gradshare.runs.evaluate import Evaluable, Evaluation, Parts
 from gradshare.runs.folder import RunFolder, best_epochs
 from gradshare.runs.records import Epoch
@@ -234,8 +246,10 @@ def load_run(folder: str | Path, learner: Learner | None = None, dataset: TaskSo
         check_learner(learner)
     run = RunFolder(path_of(folder))
     run.config()  # raises an error for options that this version does not know
-    newest = run.newest()
-    return SavedRun(run.path, run.options(), newest[0].metrics if newest else (), learner, dataset)
+    options, newest = run.options(), run.newest()
+    if learner is not None and FINGERPRINT in options:
+        check_same_learner(run.path, options[FINGERPRINT], fingerprint(learner), but=OF_THE_OUTER_LOOP)
+    return SavedRun(run.path, options, newest[0].metrics if newest else (), learner, dataset)
 
 
 def save_pretrained(

@@ -212,7 +212,8 @@ def train(
     outer = _outer(optimiser, schedule, state, training.outer_lr)
     if "method" not in options:  # the options of the command line describe the learner
         factors = None if schedule is None else [outer.factor(epoch) for epoch in range(min(training.epochs, COMPARED))]
-        options[FINGERPRINT] = fingerprint(learner, outer.optimiser if optimiser else None, factors)
+        tasks_of = getattr(dataset, "fingerprint", None)
+        options[FINGERPRINT] = fingerprint(learner, outer.optimiser if optimiser else None, factors, tasks_of)
     how = _recordable(chosen, engine, outer.optimiser)
     data = on_device(dataset, torch.device(device))  # once, so that tasks are drawn there
     run = _Run(learner, data, RunFolder(place), training, state, outer, torch.device(device), how)
@@ -265,6 +266,9 @@ def _outer(optimiser: Any, schedule: Any, state: MetaState, rate: float) -> _Out
             raise UserError(f"{name} is a function {example}; it is {short_repr(value)}")
     if optimiser is not None and rate != Training.outer_lr:
         raise UserError("outer_lr is the rate of the built-in Adam: leave it out, your optimiser has its own")
+    if isinstance(optimiser, type):
+        name = optimiser.__name__
+        raise UserError(f"optimiser is the class {name}: give lambda leaves: {name}(leaves.values(), lr=0.1)")
     made = adam(state, rate) if optimiser is None else optimiser(state.trainable())
     check_optimiser(made, state)
     return _Outer(made, schedule)
