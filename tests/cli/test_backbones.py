@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ import gradshare as gs
 from gradshare.engine import backends
 from gradshare.errors import LineWarning
 from gradshare.runs import build
-from gradshare.runs.build import build_learner, check_memory_for, choice_for
+from gradshare.runs.build import build_learner, build_network, check_memory_for, choice_for
 from gradshare.runs.config import BACKBONES, RunConfig
 from tests.support.commands import SMALL, call, mistake, train_here
 
@@ -42,7 +43,8 @@ def without_image(ways):
 def nothing(ways, image):
     return ways
 """
-TINY = [*SMALL, "--epochs", "1", "--iterations", "2"]
+FILTERS = SMALL.index("--filters")
+TINY = [*SMALL[:FILTERS], *SMALL[FILTERS + 2 :], "--epochs", "1", "--iterations", "2"]
 
 
 @pytest.fixture
@@ -108,23 +110,27 @@ def test_comparisons_and_grids(blobs: Path, place: Path, monkeypatch: pytest.Mon
     assert "all 1" in call("grid", "list", *grid[2:-2]).out  # times the real training
 
 
-def test_a_vit_from_a_file_to_a_model_that_needs_no_code(blobs: Path, place: Path) -> None:
-    torch.save(gs.ViT(7, (1, 16, 16)).state_dict(), "pretrained.pt")
+@pytest.mark.parametrize(("backbone", "words"), [("vit", "vision transformer"), ("resnet12", "ResNet-12")])
+def test_networks_of_ours_from_a_file_to_a_model_that_needs_no_code(
+    backbone: str, words: str, blobs: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "ViT", partial(gs.ViT, width=8, depth=1, heads=2))
+    monkeypatch.setattr(build, "ResNet12", partial(gs.ResNet12, widths=(2, 3, 4, 5)))
+    torch.save(build_network(RunConfig(backbone=backbone, ways=7), (1, 16, 16)).state_dict(), "pretrained.pt")
     sizes = {"ways": 3, "queries": 1, "tasks": 2, "steps": 1, "epochs": 1, "iterations": 1, "val-tasks": 0}
     options = [
         word for name, value in {**sizes, "test-tasks": 0, "threads": 1}.items() for word in (f"--{name}", value)
     ]
-    words = ["train", "--dataset", blobs, *options, "--backbone", "vit", "--start", "pretrained.pt"]
-    with pytest.warns(LineWarning, match=r"head.weight, head.bias begin as without pretrained.pt, .* is \[7, 128\]"):
-        call(*words, "--out", "run")
+    with pytest.warns(LineWarning, match=r"head.weight, head.bias begin as without pretrained.pt, .* is \[7, "):
+        call("train", "--dataset", blobs, *options, "--backbone", backbone, "--start", "pretrained.pt", "--out", "run")
     Path("pretrained.pt").unlink()
     assert json.loads(Path("run/config.json").read_text())["start"] == "pretrained.pt"
     call("export", "run", "model")
-    assert "A vision transformer that learns" in Path("model/README.md").read_text()
+    assert f"A {words} that learns" in Path("model/README.md").read_text()
+    assert "filters" not in Path("model/README.md").read_text()
     learner, state = gs.from_pretrained("model")
-    assert isinstance(learner.module, gs.ViT) and torch.equal(
-        state.params["position"], gs.load_run("run").best.params["position"]
-    )
+    assert type(learner.module).__name__.lower() == backbone
+    assert torch.equal(state.params["head.weight"], gs.load_run("run").best.params["head.weight"])
     assert "over 2 test tasks" in call("test", "run", "--tasks", 2).out  # without the file
 
 
@@ -134,9 +140,10 @@ def test_what_a_backbone_can_be(blobs: Path, place: Path) -> None:
         "resnet": "conv4, resnet12, vit, or package.module:Class",
         "my_nets:Missing": "cannot be imported",
         "my_nets:without_image": "(ways, image)",
-        "my_nets:nothing": "makes a int, not a torch.nn.Module",
+        "my_nets:nothing": "makes 3, not a torch.nn.Module",
     }.items():
         assert message in mistake(*words, name)
+    assert "filters is 3, and only conv4" in mistake(*words, OWN, "--filters", 3)
     assert not Path("x").exists()
     small = build_learner(RunConfig(backbone="my_nets:factory"), (1, 16, 16), {"my_nets:factory"})
     assert isinstance(small.module, gs.ResNet12)

@@ -17,7 +17,7 @@ from gradshare.data.dataset import Dataset, load_dataset
 from gradshare.engine.choose import Choice, apply, check_memory, choose
 from gradshare.engine.networks import Conv4, ResNet12, ViT
 from gradshare.engine.processes import ALONE, Group
-from gradshare.errors import UserError
+from gradshare.errors import UserError, short_repr
 from gradshare.learners import algorithms
 from gradshare.learners.learner import Learner
 from gradshare.method.episodes import Shape
@@ -92,7 +92,7 @@ def build_network(config: RunConfig, image: tuple[int, int, int], allowed: Conta
         torch.manual_seed(config.seed)
         network = make(config.ways, image)
     if not isinstance(network, nn.Module):
-        raise UserError(f"the backbone {config.backbone} makes a {type(network).__name__}, not a torch.nn.Module")
+        raise UserError(f"the backbone {config.backbone} makes {short_repr(network)}, not a torch.nn.Module")
     return network
 
 

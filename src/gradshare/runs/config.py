@@ -134,6 +134,10 @@ class RunConfig(Training):
         if self.inner is not None:
             parse_inner(self.inner)
         check_backbone(self.backbone)
+        if self.backbone != "conv4" and self.filters != (usual := RunConfig.filters):
+            raise UserError(
+                f"filters is {self.filters}, and only conv4 has that choice, not {self.backbone}: leave {usual}"
+            )
         if self.steps == 0 and self.method != "protomaml":
             raise UserError("steps is 0; it must be at least 1, but for the method protomaml")
         if self.method == "reptile" and self.arm in VARIANTS and VARIANTS[self.arm].rule:

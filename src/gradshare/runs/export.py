@@ -197,6 +197,8 @@ class SavedRun(Evaluable):
             check_fit(build_learner(config, dataset.image).init().tensors(), state.tensors())
         options = {name: value for name, value in recorded(asdict(config)).items() if name not in OF_THE_MACHINE}
         options["dataset"] = dataset.name  # its path is of no use to others
+        if config.backbone != "conv4":
+            del options["filters"]
         if config.start is not None:
             options["start"] = Path(config.start).name
         channels, height, width = dataset.image
