@@ -10,43 +10,40 @@ import pytest
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="PyTorch has another OpenMP library there")
 
 PROGRAM = """
-import os, resource, time
+import os, resource, threading, time
 import torch
 from gradshare.engine import crowding
 
+crowded = False
 switches = 0
-usage = resource.getrusage
-resource.getrusage = lambda who: type("Usage", (), {"ru_nivcsw": switches})  # as the system would count them
+
+def count(who):  # as the system would count switches
+    global switches
+    switches += 10_000 * crowded
+    return type("Usage", (), {"ru_nivcsw": switches})
+
+resource.getrusage = count
 crowding.INTERVAL = 0.05
 
 def threads(wanted):
-    for _ in range(100):
+    for _ in range(400):
         time.sleep(0.05)
-        if (found := len(os.listdir("/proc/self/task"))) == wanted:
+        if wanted(found := len(os.listdir("/proc/self/task"))):
             break
     return found
 
 torch.set_num_threads(2)
 x = torch.rand(300, 300, 30)
 before = x.exp().sum(0)
-crowding.sleep_when_crowded(cores=3)
-crowding.sleep_when_crowded(cores=3)  # once is enough
-alone = threads(len(os.listdir("/proc/self/task")))
-
-import threading
-def crowd():
-    global switches
-    while busy:
-        switches += 10_000
-        time.sleep(0.01)
-busy = True
-other = threading.Thread(target=crowd)
-other.start()
-assert threads(alone + 1 + 4) == alone + 1 + 4, "the crowd itself, and a team of one thread more than there are cores"
+crowding.sleep_when_crowded(cores=7)
+crowding.sleep_when_crowded(cores=7)  # once is enough
+time.sleep(0.5)
+alone = len(os.listdir("/proc/self/task"))
+crowded = True
+assert threads(lambda found: found >= alone + 8) == alone + 8, "a team of one thread more than there are cores"
 assert torch.equal(x.exp().sum(0), before)
-busy = False
-other.join()
-assert threads(alone) == alone, "the team has ended"
+crowded = False
+assert threads(lambda found: found <= alone) == alone, "the team has ended"
 """
 
 

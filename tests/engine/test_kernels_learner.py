@@ -18,20 +18,16 @@ from gradshare.engine.conv4.triton import device
 from gradshare.engine.conv4.triton.packed import TritonConv4
 from gradshare.method.preconditioners import Curvature
 from tests.support.kernel_learners import (
-    EVERY,
     SMALL,
     SOME,
     Plain,
+    changed,
     check_batch,
-    check_hard_inputs,
     check_meta_gradients_and_memory,
-    dead_units,
-    exactly,
-    far_from_zero,
-    in_float64,
+    conv4,
+    frozen,
     pair_of,
     start_of,
-    unchanged,
 )
 from tests.support.kernel_tools import DEVICE, assert_near, in_few_programs, needs_interpreter, tasks_of
 
@@ -44,12 +40,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_interpreter
 def test_meta_gradients_and_memory_with_sharing() -> None:
     check_meta_gradients_and_memory(*SOME["maml, global, odd sizes"])
-
-
-@needs_interpreter
-@pytest.mark.parametrize("name", ["maml++, conditioned", "meta-sgd, tensor", "zero head, global"])
-def test_meta_gradients_and_memory_of_one_inner_step(name: str) -> None:
-    check_meta_gradients_and_memory(*EVERY[name], steps=1)
 
 
 def elementwise(model: Any, **more: Any) -> gs.Learner:
@@ -74,16 +64,6 @@ def test_rules_that_need_names_see_weights_by_name() -> None:
 
 
 @needs_interpreter
-def test_images_far_from_zero() -> None:
-    check_hard_inputs(far_from_zero, lambda weights: None)
-
-
-@needs_interpreter
-def test_dead_units() -> None:
-    check_hard_inputs(unchanged, dead_units)
-
-
-@needs_interpreter
 def test_features_are_in_the_order_of_the_head() -> None:
     """Here the last block returns images of 2 x 3."""
     learner, exact = pair_of(image=(2, 33, 50))
@@ -95,69 +75,12 @@ def test_features_are_in_the_order_of_the_head() -> None:
 
 
 @needs_interpreter
-def test_another_loss() -> None:
-    def squares(outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs - nn.functional.one_hot(targets, 2)).square().mean()
-
-    check_batch(*pair_of(loss=squares))
-
-
-@needs_interpreter
-def test_adapted_weights_are_the_same_by_name_and_serve_either_path() -> None:
-    learner, exact = pair_of(gs.maml_plus_plus, gs.GradientSharing())
-    state, episodes = start_of(learner), tasks_of(2, 2, 2, 2, SMALL)
-    with torch.no_grad():
-        state.memory = learner.outer_loss(state, tasks_of(2, 2, 2, 2, SMALL, seed=1)).memory
-        fast = learner.adapt(state, episodes.support_x, episodes.support_y)
-        there = in_float64(episodes)
-        expected = exact.adapt(exactly(state), there.support_x, there.support_y)
-        assert fast.keys() == expected.keys()
-        for name, weights in fast.items():
-            assert not weights.requires_grad
-            assert_near(weights, expected[name], 1e-5, scale=0.1, what=name)
-        logits = learner.predict(fast, episodes.query_x)
-        assert_near(logits, exact.predict(expected, there.query_x), 1e-5)
-        exchanged = {name: weights.double().cpu() for name, weights in fast.items()}
-        assert_near(logits, exact.predict(exchanged, there.query_x), 1e-5)
-        support = learner.predict(fast, episodes.query_x, norm_statistics="support")
-        assert_near(support, exact.predict(expected, there.query_x, norm_statistics="support"), 1e-5)
-        assert_near(support[1], exact.module_for(expected, 1)(there.query_x[1]), 1e-5)
-        assert_near(learner.logits(state, episodes, steps=3), exact.logits(exactly(state), there, steps=3), 1e-5)
-    with torch.inference_mode():
-        again = learner.adapt(state, episodes.support_x * 1, episodes.support_y)
-        assert torch.equal(learner.predict(again, episodes.query_x * 1), logits)
-
-
-@needs_interpreter
-def test_evaluation(dataset: gs.Dataset) -> None:
-    learner, exact = pair_of(sharing=gs.GradientSharing())
-    state = start_of(learner)
-    options = {"split": "val", "shape": gs.Shape(2, 1, 2), "tasks": 3, "batch": 2}
-    found = gs.evaluate(learner, state, dataset, **options)
-    expected = gs.evaluate(exact, exactly(state), InDouble(dataset), **options)
-    assert_near(found.losses, expected.losses, 1e-5)
-    assert found.accuracies is not None and torch.equal(found.accuracies.double().cpu(), expected.accuracies)
-
-
-class InDouble:
-    def __init__(self, source: gs.Dataset) -> None:
-        self.source = source
-
-    def sample(self, *args: Any) -> gs.Episodes:
-        return self.source.sample(*args).to(torch.float64)
-
-
-@needs_interpreter
 def test_what_changes_with_the_epoch_stays_on_the_kernels() -> None:
     model = gs.Conv4(ways=2, filters=4, image=SMALL).to(DEVICE)
     learner = gs.maml_plus_plus(model, steps=1, recipe="paper").to(DEVICE, "tf32")
     for epoch in (0, 20, 60):
         assert isinstance(learner.at(epoch).network, TritonConv4)
     assert not learner.at(0).rule.second_order and learner.at(60).rule.second_order
-
-
-def conv4(image: Any = SMALL, **more: Any) -> gs.Conv4:
-    return gs.Conv4(ways=2, filters=4, image=image, **more)
 
 
 REFUSED = {
@@ -173,11 +96,6 @@ REFUSED = {
 every_precision = pytest.mark.parametrize("precision", ["tf32", "bf16"])
 
 
-def frozen(model: gs.Conv4, layer: str) -> gs.Conv4:
-    model.get_submodule(layer).requires_grad_(False)
-    return model
-
-
 @every_precision
 @pytest.mark.parametrize("build, reason", REFUSED.values(), ids=REFUSED)
 def test_what_the_kernels_do_not_know_is_refused(build: Any, reason: str, precision: Any) -> None:
@@ -187,32 +105,12 @@ def test_what_the_kernels_do_not_know_is_refused(build: Any, reason: str, precis
     assert learner.to(DEVICE).precision == "float32"
 
 
-def changed(change: Any) -> gs.Conv4:
-    model = conv4()
-    change(model)
-    return model
-
-
 CHANGED = {
     "a hook": lambda model: model.convs[1].register_forward_hook(lambda module, args, out: out * 0),
     "another padding": lambda model: setattr(model.convs[1], "padding_mode", "circular"),
     "no gain and bias": lambda model: model.norms.__setitem__(1, nn.BatchNorm2d(4, affine=False)),
     "no head bias": lambda model: setattr(model, "head", nn.Linear(4, 2, bias=False)),
 }
-
-
-def another_eps_and_slope_and_frozen_norms(model: gs.Conv4) -> None:
-    model.norms[2].eps = 0.1
-    model.SLOPE = 0.2
-    frozen(model, "norms")
-
-
-@needs_interpreter
-def test_changes_that_the_kernels_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(device.DOT, "tf32", "ieee")  # exact products: in such a small net rounding can change windows
-    change = another_eps_and_slope_and_frozen_norms
-    learner = gs.maml(changed(change), steps=1).to(DEVICE, "tf32")
-    check_batch(learner, gs.maml(changed(change).double(), steps=1))
 
 
 @pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)

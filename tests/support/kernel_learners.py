@@ -200,3 +200,32 @@ def check_hard_inputs(images: Any, weights: Any) -> None:
 def assert_finite(batch: Batch) -> None:
     for name, tensor in {"losses": batch.losses, **batch.gradients, **batch.memory}.items():
         assert tensor.isfinite().all(), name
+
+
+class InDouble:
+    def __init__(self, source: gs.Dataset) -> None:
+        self.source = source
+
+    def sample(self, *args: Any) -> gs.Episodes:
+        return self.source.sample(*args).to(torch.float64)
+
+
+def changed(change: Any) -> gs.Conv4:
+    model = conv4()
+    change(model)
+    return model
+
+
+def another_eps_and_slope_and_frozen_norms(model: gs.Conv4) -> None:
+    model.norms[2].eps = 0.1
+    model.SLOPE = 0.2
+    frozen(model, "norms")
+
+
+def conv4(image: Any = SMALL, **more: Any) -> gs.Conv4:
+    return gs.Conv4(ways=2, filters=4, image=image, **more)
+
+
+def frozen(model: gs.Conv4, layer: str) -> gs.Conv4:
+    model.get_submodule(layer).requires_grad_(False)
+    return model
