@@ -327,3 +327,40 @@ def test_reptile_keeps_the_memory_of_a_rule_that_learns_nothing() -> None:
 
 def test_the_head_of_a_model_is_the_owner_of_its_last_parameter() -> None:
     assert head_names(net()) == ("5.weight", "5.bias") == gs.anil(net()).adapted
+
+
+class HeadFirst(nn.Module):
+    """Its head comes before its body among the parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.body = nn.Linear(4, 3), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.body(x)))
+
+
+def test_a_head_that_is_named_starts_at_zero() -> None:
+    assert gs.maml(HeadFirst(), head_start="zero", head="head").head == ("head.weight", "head.bias")
+    assert gs.alfa(HeadFirst(), head_start="zero-init", head="head").head == ("head.weight", "head.bias")
+
+
+def test_a_head_that_is_partly_fixed_cannot_start_at_zero() -> None:
+    model = HeadFirst()
+    model.head.weight.requires_grad_(False)
+    with pytest.raises(gs.UserError, match=r"sets the whole head, and head\.weight requires no gradient"):
+        gs.maml(model, head_start="zero", head="head")
+
+
+@pytest.mark.parametrize(
+    "adapt, message",
+    [
+        ([], "adapt is empty"),
+        (3, "not 3"),
+        (["norms"], "is batch norm: name its weights in full"),
+        (["nothing"], "the model has convs.0"),
+    ],
+)
+def test_a_choice_that_chooses_nothing(adapt: Any, message: str) -> None:
+    with pytest.raises(gs.UserError, match=message):
+        gs.maml(gs.Conv4(filters=4, image=(1, 16, 16)), adapt=adapt)

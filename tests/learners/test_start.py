@@ -178,3 +178,9 @@ def test_a_run_begins_there_and_is_resumed_without_the_file(
     with pytest.raises(gs.UserError, match="cannot be read"):
         gs.train(learner, dataset, tmp_path / "new", start=path, **ONE)
     assert not (tmp_path / "new").exists()
+
+
+def test_weights_that_are_not_finite_are_refused(weights: dict[str, Tensor]) -> None:
+    weights["head.bias"][1] = torch.nan
+    with pytest.raises(gs.UserError, match=r"not finite: head\.bias"):
+        started(gs.maml(conv4()), weights)

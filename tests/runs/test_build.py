@@ -161,3 +161,8 @@ def test_options_that_cannot_be() -> None:
     ):
         with pytest.raises(gs.UserError, match=message):
             RunConfig(**options)  # type: ignore[arg-type]
+
+
+def test_a_run_of_reptile_records_that_it_adapts_batch_norm() -> None:
+    config = RunConfig(method="reptile", arm="original", filters=2)
+    assert config.adapt_norm and "norms.0.weight" in build_learner(config, (1, 16, 16)).adapted

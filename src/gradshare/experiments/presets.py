@@ -136,7 +136,8 @@ def experiment(name: str) -> Experiment:
     if name not in EVERY_ARM:
         near = get_close_matches(name, [*EVERY_ARM, *LITERATURE], n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(f"there is no preset '{name}'{hint} (gradshare grid list shows them all)")
+        others = f"gradshare grid list shows those of the paper; of other papers there are {', '.join(LITERATURE)}"
+        raise UserError(f"there is no preset '{name}'{hint} ({others})")
     return EVERY_ARM[name]
 
 

@@ -59,6 +59,7 @@ def maml(
     adapt: Adapt = None,
     inner: Inner = None,
     head_start: HeadStart = "learned",
+    head: str | None = None,
 ) -> Learner:
     """MAML (Finn et al., 2017): w[t] <- w[t] - inner_lr * D[t], where D is the gradient, or the shared direction.
 
@@ -77,8 +78,8 @@ def maml(
         inner: rules between sharing and the learning rate, one or several: `gs.momentum(0.9)`, `gs.adam()`, a name
             (`"momentum:0.9"`, `"adam"`), or rules of your own.
         head_start: where the head starts in each task: `"learned"`; `"zero-init"`, zero before training and learned
-            from there; or `"zero"`, zero for every task and never learned. The head is the module that owns the last
-            parameter.
+            from there; or `"zero"`, zero for every task and never learned.
+        head: name of the submodule that is the head; None is the module that owns the last parameter.
 
     Example:
         >>> import gradshare as gs
@@ -87,7 +88,7 @@ def maml(
     """
     links = [*_first(sharing), *_inner(inner), scale(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
-    return _learner("maml", model, adapted, links, steps, loss, inner_loss, head_start)
+    return _learner("maml", model, adapted, links, steps, loss, inner_loss, head_start, head)
 
 
 def first_order_maml(
@@ -102,11 +103,12 @@ def first_order_maml(
     adapt: Adapt = None,
     inner: Inner = None,
     head_start: HeadStart = "learned",
+    head: str | None = None,
 ) -> Learner:
     """MAML with the task gradients as constants (Finn et al., 2017, 5.2). Arguments as `maml`."""
     links = [stop_gradient(), *_first(sharing), *_inner(inner), scale(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
-    return _learner("first_order_maml", model, adapted, links, steps, loss, inner_loss, head_start)
+    return _learner("first_order_maml", model, adapted, links, steps, loss, inner_loss, head_start, head)
 
 
 def meta_sgd(
@@ -121,11 +123,12 @@ def meta_sgd(
     adapt: Adapt = None,
     inner: Inner = None,
     head_start: HeadStart = "learned",
+    head: str | None = None,
 ) -> Learner:
     """Meta-SGD (Li et al., 2017): a learned rate per weight, all starting at `inner_lr`. Arguments as `maml`."""
     links = [*_first(sharing), *_inner(inner), rate_per_element(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
-    return _learner("meta_sgd", model, adapted, links, steps, loss, inner_loss, head_start)
+    return _learner("meta_sgd", model, adapted, links, steps, loss, inner_loss, head_start, head)
 
 
 def anil(
@@ -218,7 +221,9 @@ def proto_maml(
     adapted = tuple(name for name in _trainable(model, lambda name: True) if name in chosen)
     first = _first(sharing)
     if first and (steps == 0 or len(adapted) == len(names)):
-        raise UserError("there are no gradients of the body to share: leave sharing out, or adapt the body in steps")
+        raise UserError(
+            "no gradient of the body is there to share: give no sharing (arm original), or adapt the body in steps"
+        )
     links = [*(BodyOnly(link, names) for link in chain(*first).links), *_inner(inner), scale(_rate(inner_lr))]
     learner = _learner("proto_maml", model, adapted, links, steps, loss, inner_loss, "learned", least_steps=0)
     return replace(learner, head_start="prototypes", head=names)
@@ -236,6 +241,7 @@ def reptile(
     adapt: Adapt = None,
     inner: Inner = None,
     head_start: HeadStart = "learned",
+    head: str | None = None,
 ) -> Learner:
     """Reptile (Nichol et al., 2018): the outer gradient is the mean over tasks of w - w[t]. Arguments as `maml`.
 
@@ -255,7 +261,7 @@ def reptile(
     """
     links = [*_first(sharing), *_inner(inner), scale(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
-    learner = _learner("reptile", model, adapted, links, steps, loss, inner_loss, head_start, outer="reptile")
+    learner = _learner("reptile", model, adapted, links, steps, loss, inner_loss, head_start, head, outer="reptile")
     if learned := flatten(learner.init().learned, "learned"):
         raise UserError(f"reptile learns by the weights alone, so nothing would learn {', '.join(learned)}")
     return learner
@@ -278,6 +284,7 @@ def maml_plus_plus(
     adapt: Adapt = None,
     inner: Inner = None,
     head_start: HeadStart = "learned",
+    head: str | None = None,
 ) -> Learner:
     """MAML++ (Antoniou et al., 2018). Arguments as `maml`, and:
 
@@ -310,7 +317,7 @@ def maml_plus_plus(
     links = [*_first(sharing), *_inner(inner), rate_per_tensor_and_step(_rate(inner_lr))]
     schedule = Schedule(plan, steps, chain(stop_gradient(), *links), chain(*links))
     more: dict[str, Any] = {"per_step": names, "schedule": schedule, "final_outer_rate": plan.final_outer_rate}
-    return _learner("maml_plus_plus", model, adapted, links, steps, loss, inner_loss, head_start, **more).at(0)
+    return _learner("maml_plus_plus", model, adapted, links, steps, loss, inner_loss, head_start, head, **more).at(0)
 
 
 def meta_curvature(
@@ -325,6 +332,7 @@ def meta_curvature(
     adapt: Adapt = None,
     inner: Inner = None,
     head_start: HeadStart = "learned",
+    head: str | None = None,
 ) -> Learner:
     """Meta-Curvature (Park and Oliva, 2019): MAML with learned matrices on the direction D. Arguments as `maml`.
 
@@ -333,7 +341,7 @@ def meta_curvature(
     """
     links = [*_first(sharing), *_inner(inner), Curvature(), scale(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
-    return _learner("meta_curvature", model, adapted, links, steps, loss, inner_loss, head_start)
+    return _learner("meta_curvature", model, adapted, links, steps, loss, inner_loss, head_start, head)
 
 
 def sparse_maml(
@@ -348,6 +356,7 @@ def sparse_maml(
     adapt: Adapt = None,
     inner: Inner = None,
     head_start: HeadStart = "learned",
+    head: str | None = None,
 ) -> Learner:
     """Sparse-MAML (von Oswald et al., 2021), its form with ReLU: MAML that learns which weights to adapt, and how fast.
 
@@ -356,7 +365,7 @@ def sparse_maml(
     """
     links = [*_first(sharing), *_inner(inner), Mask(), scale(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
-    return _learner("sparse_maml", model, adapted, links, steps, loss, inner_loss, head_start)
+    return _learner("sparse_maml", model, adapted, links, steps, loss, inner_loss, head_start, head)
 
 
 def alfa(
@@ -371,6 +380,7 @@ def alfa(
     adapt: Adapt = None,
     inner: Inner = None,
     head_start: HeadStart = "learned",
+    head: str | None = None,
 ) -> Learner:
     """ALFA (Baik et al., 2020): w <- (1 - beta) w - alpha D, where a small network chooses alpha and beta.
 
@@ -379,7 +389,7 @@ def alfa(
     """
     links = [*_first(sharing), *_inner(inner), Alfa(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
-    return _learner("alfa", model, adapted, links, steps, loss, inner_loss, head_start)
+    return _learner("alfa", model, adapted, links, steps, loss, inner_loss, head_start, head)
 
 
 @dataclass(frozen=True)
@@ -484,6 +494,11 @@ def _learner(
     head_names = () if head_start == "learned" else _under(model, head)
     if head_start == "zero" and not set(head_names) & set(adapted):
         raise UserError(f"head_start='zero' needs a head that is adapted, and {', '.join(head_names)} are not")
+    fixed = [name for name, weight in model.named_parameters() if not weight.requires_grad]
+    if head_names and (
+        kept := [name for name in fixed if name.rpartition(".")[0] == head_names[-1].rpartition(".")[0]]
+    ):
+        raise UserError(f"head_start={head_start!r} sets the whole head, and {', '.join(kept)} requires no gradient")
     prepared = vmapped.prepare(model)
     if any(not layer.training for layer in vmapped.norms(model).values()):
         warnings.warn(
@@ -523,11 +538,20 @@ def _chosen(model: nn.Module, adapt_norm: bool, adapt: Adapt) -> tuple[str, ...]
     asked = [adapt] if isinstance(adapt, str) or callable(adapt) or not isinstance(adapt, Iterable) else list(adapt)
     if wrong := [one for one in asked if not (isinstance(one, str) or callable(one))]:
         raise UserError(f"adapt is names of weights or submodules, or a function of a name, not {short_repr(wrong[0])}")
+    if not asked:
+        raise UserError("adapt is empty, so that no weight would be adapted: leave it out to adapt all")
     found = [[name for name in names if _is_asked(name, one, norms)] for one in asked]
     for one, some in zip(asked, found, strict=True):
         if not some:
-            raise UserError(f"adapt={short_repr(one)} chooses no weight to adapt: the model has {', '.join(names)}")
+            if any(_is_asked(name, one, ()) for name in norms):
+                raise UserError(f"adapt={short_repr(one)} is batch norm: name its weights in full, or adapt_norm=True")
+            raise UserError(f"adapt={short_repr(one)} chooses no weight to adapt: the model has {_some(names)}")
     return tuple(name for name in names if any(name in some for some in found))
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return ", ".join(names[:12]) + more
 
 
 def _is_asked(name: str, asked: str | Callable[[str], bool], norms: tuple[str, ...]) -> bool:
@@ -544,5 +568,7 @@ def _under(model: nn.Module, head: str | None) -> tuple[str, ...]:
         head = names[-1].rpartition(".")[0]
     chosen = tuple(name for name in names if not head or name.startswith(f"{head}."))
     if not chosen:
-        raise UserError(f"no weights under '{head}': the model has {', '.join(names)}")
+        raise UserError(
+            f"no weights under '{head}': the model has {_some(names)}" if names else "the model has no weight"
+        )
     return chosen

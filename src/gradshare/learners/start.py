@@ -74,6 +74,8 @@ def weights_of(found: Any, source: str) -> dict[str, Tensor]:
     if not named or not all(isinstance(value, Tensor) for value in found.values()):
         held = _named(list(map(str, found))) if isinstance(found, Mapping) else f"a {type(found).__name__}"
         raise UserError(f"{source} holds {held} instead of weights by name: give model.state_dict() alone")
+    if wrong := [name for name, value in found.items() if value.is_floating_point() and not value.isfinite().all()]:
+        raise UserError(f"{source} has weights that are not finite: {_named(wrong)}")
     if any(name.startswith("params/") for name in found):
         return unflatten(dict(found))["params"]
     return dict(found)

@@ -142,6 +142,8 @@ class RunConfig(Training):
             raise UserError("steps is 0; it must be at least 1, but for the method protomaml")
         if self.method == "reptile" and self.arm in VARIANTS and VARIANTS[self.arm].rule:
             raise UserError(f"reptile has no gradient that could learn the gates of {self.arm}: its arm is original")
+        if self.method == "reptile":
+            object.__setattr__(self, "adapt_norm", True)  # always: it learns what it adapts, and nothing else
 
     @property
     def rate_falls(self) -> bool:
@@ -326,7 +328,7 @@ def check_same_options(
 OF_THE_OUTER_LOOP = ("optimiser", "schedule", "data", "final_outer_rate")
 
 
-def check_same_learner(folder: Path, stored: Any, wanted: Any, but: Container[str] = ()) -> None:
+def check_same_learner(folder: Path, stored: Any, wanted: Any, but: Container[str] = (), what: str = "run") -> None:
     """Raise an error that says what differs, if a run is used with another learner than it was trained with.
 
     A run of an older version has no fingerprint; it was trained with the built-in Adam.
@@ -343,7 +345,7 @@ def check_same_learner(folder: Path, stored: Any, wanted: Any, but: Container[st
         more = ", and more" if len(found) > NAMED else ""
         data = " or on other data" if any(one.startswith("data ") for one in found) else ""
         raise UserError(
-            f"the run in {folder} was trained with another learner{data}: {'; '.join(found[:NAMED])}{more}."
+            f"the {what} in {folder} was trained with another learner{data}: {'; '.join(found[:NAMED])}{more}."
             " Give the same, or choose another folder"
         )
 

@@ -190,7 +190,7 @@ class SavedRun(Evaluable):
         if "method" not in self.config:
             about = ["A model that learns a task from a few examples.", after]
             card = Card(license, "", about, self._results(epoch), flat(self.config), self.norm_statistics)
-            return write_model(Path(folder), None, state, card)
+            return write_model(Path(folder), None, state, card, self.config.get(FINGERPRINT))
         config = self.run_config
         dataset = load_dataset(config.dataset, config.pixels)
         if config.arm in VARIANTS and config.backbone in BACKBONES:  # code of the user's own is not imported
@@ -287,17 +287,25 @@ def save_pretrained(
     if result is not None:
         results = [Result("test", len(result.losses), result.accuracy, result.loss, result.interval)]
         card = replace(card, results=results, norm_statistics=result.norm_statistics)
-    return write_model(path_of(folder), None, state, card)
+    return write_model(path_of(folder), None, state, card, fingerprint(learner))
 
 
-def write_model(folder: Path, model: dict[str, Any] | None, state: MetaState, card: Card) -> Path:
-    """Write a folder, whole or not at all; `model` describes one of ours, None is the user's own."""
+def write_model(
+    folder: Path, model: dict[str, Any] | None, state: MetaState, card: Card, learner: dict[str, Any] | None = None
+) -> Path:
+    """Write a folder, whole or not at all.
+
+    Args:
+        model: describes one of ours; None is the user's own.
+        learner: the fingerprint of the user's own.
+    """
     target = Path(os.path.realpath(path_of(folder)))
     if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{folder} exists already and is not empty: choose another folder")
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.tensors().items()}
     content = safetensors.save(tensors, metadata={"format": "pt"})
     about = {"library_name": "gradshare", "version": VERSION, "gradshare": __version__, "model": model}
+    about |= {} if learner is None else {FINGERPRINT: learner}
     config = json.dumps(add_checksum({**about, "model_sha256": sha256(content)}), indent=2) + "\n"
     readme = card.text(target.name, own=model is None)
     temporary = target.with_name(f".{target.name}.{uuid4().hex[:12]}{NEW}")  # another process may write there too
@@ -331,6 +339,8 @@ def from_pretrained(folder: str | Path, learner: Learner | None = None) -> tuple
     if learner is not None:
         check_learner(learner)
     config = _read_config(folder / "config.json")
+    if learner is not None and isinstance(config[FINGERPRINT], dict):
+        check_same_learner(folder, config[FINGERPRINT], fingerprint(learner), OF_THE_OUTER_LOOP, "model")
     with torch.device("meta"):  # sizes are compared with the file's before any memory is allocated
         shapes = (learner or _build(config["model"], folder)).init().tensors()
     tensors = _read_tensors(folder / "model.safetensors", config["model_sha256"], shapes)
@@ -352,6 +362,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         content = verify_checksum(content)
         version, found = content["version"], {name: content[name] for name in ("model", "model_sha256")}
+        found[FINGERPRINT] = content.get(FINGERPRINT)  # older versions wrote none
     except (ValueError, KeyError) as error:
         raise UserError(f"{path} was changed or is damaged: {error}") from None
     if version != VERSION:
