@@ -238,7 +238,7 @@ def test_what_prototypes_need() -> None:
         x, y = torch.randn(2, 4, 5, 3), torch.arange(2).repeat(2).expand(2, 4)
         learner.outer_loss(learner.init(), gs.Episodes(x, y, x, y))
     for options in ({"steps": 0}, {"adapt": "5"}):
-        with pytest.raises(gs.UserError, match="no gradients of the body to share"):
+        with pytest.raises(gs.UserError, match="no gradient of the body is there to share"):
             gs.proto_maml(net(), sharing=gs.GradientSharing(), **options)  # type: ignore[arg-type]
     with pytest.raises(gs.UserError, match="that of proto_maml follows the task"):
         gs.proto_maml(gs.Conv4(filters=4)).to("cpu", "tf32")
