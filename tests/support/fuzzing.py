@@ -233,7 +233,7 @@ def without_long_work() -> Iterator[None]:
 
     replaced: dict[tuple[Any, str], Any] = {
         (train._Run, "finish"): finish,
-        (display, "_show_result"): lambda run: None,
+        (display, "show_result"): lambda run: None,
         (supervise, "Local"): Here,
         (supervise, "TICK"): 0.0,
         (estimate, "estimates"): lambda configs: [0.0 for _ in configs],
@@ -249,12 +249,14 @@ def without_long_work() -> Iterator[None]:
         (gradshare.reports.write, "image_files"): lambda kind, _: dict.fromkeys((f"{kind}.png", f"{kind}.svg"), b""),
     }
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (_address_space() + MEMORY, hard))
     with pytest.MonkeyPatch.context() as patched:
         for (place, name), instead in replaced.items():
             patched.setattr(place, name, instead)
-        yield
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_AS, (_address_space() + MEMORY, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _address_space() -> int:

@@ -13,7 +13,7 @@ class Momentum(Rule):
     """v = beta v + G, and the step is v: torch.optim.SGD(momentum=beta), for every task."""
 
     beta: float = 0.9
-    name: str = field(default="momentum", init=False)
+    name: str = field(default="own_momentum", init=False)
     any_layout = True
 
     def update(self, at: gs.InnerStep) -> gs.Moved:
