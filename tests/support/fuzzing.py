@@ -236,7 +236,7 @@ def without_long_work() -> Iterator[None]:
         (display, "show_result"): lambda run: None,
         (supervise, "Local"): Here,
         (supervise, "TICK"): 0.0,
-        (estimate, "estimates"): lambda configs: [0.0 for _ in configs],
+        (estimate, "estimates"): lambda configs, *_: [0.0 for _ in configs],
         (ray.socket, "create_connection"): connect,
         (ray, "_import_ray"): lambda: SimpleNamespace(init=init),
         (download, "_receive"): offline,
