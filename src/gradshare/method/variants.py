@@ -87,6 +87,7 @@ ROWS = (  # in the order of tables. Okabe and Ito's colours, which colour-blind 
         "tensor-gates",
         "gradshare.method.controls:TensorGates",
         "the original with a learned factor on each weight tensor and inner step, nothing shared",
+        keeps="a learned step size for each tensor",
     ),
     Variant("shared-tensor-gates", f"{MIXING}:TensorGatedSharing", "sharing with a gate for each weight tensor"),
     Variant("additive", f"{MIXING}:Additive", "sharing that is added to the whole gradient of the task"),
