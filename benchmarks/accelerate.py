@@ -1,6 +1,6 @@
 """When does sharing gradients help, and what does better? Regimes x rules x inner rates x seeds, in small trainings.
 
-    python benchmarks/accelerate.py                                   the regimes of a CPU, about 90 minutes of a core each
+    python benchmarks/accelerate.py                                   the regimes of a CPU
     python benchmarks/accelerate.py --regime sinusoid --rules core    one regime, the method and its controls
     python benchmarks/accelerate.py --status                          what is done
     python benchmarks/accelerate.py --report                          only write the report
@@ -18,7 +18,6 @@ import argparse
 import csv
 import math
 import os
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -27,13 +26,25 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
+import accelerate_report as report
+import regimes
+
 OUT = Path(__file__).resolve().parent.parent / "results" / "accelerate"
 COLUMNS = ("regime", "rule", "rate", "seed", "measure", "value")
 RATES = (0.25, 0.5, 1.0, 2.0, 4.0)
 SWEEP, CONFIRM = (0, 1), (10, 11, 12, 13, 14)
 CORE = ("original", "shared", "half-rate", "gate-only", "tensor-gates", "batch-only", "memory-only")
 NEW = (
-    *("additive", "mean-length", "length-keeping", "retrieval", "body-only", "not-first", "not-last", "equivariant/zero"),
+    *(
+        "additive",
+        "mean-length",
+        "length-keeping",
+        "retrieval",
+        "body-only",
+        "not-first",
+        "not-last",
+        "equivariant/zero",
+    ),
     *("shared-tensor-gates", "shared/gates10", "gate-only/gates10", "tensor-gates/gates10", "additive/gates10"),
     *("original/zero-init", "gate-only/zero-init", "tensor-gates/zero-init"),
 )
@@ -112,7 +123,9 @@ def to_do(results: Results, regime: str, rules: Iterable[str], given: argparse.N
     """Cells that can be trained now and are not there: the sweep of each rule, then the seeds at its best rate."""
     cells = []
     for rule in rules:
-        sweep = [Cell(regime, rule, rate, seed) for rate in given.rates for seed in SWEEP] if len(given.rates) > 1 else []
+        sweep = (
+            [Cell(regime, rule, rate, seed) for rate in given.rates for seed in SWEEP] if len(given.rates) > 1 else []
+        )
         best = given.rates[0] if not sweep else best_rate(results, regime, rule, given.rates, higher)
         confirm = [] if best is None else [Cell(regime, rule, best, seed) for seed in given.seeds]
         cells += [cell for cell in (*sweep, *confirm) if cell not in results]
@@ -128,20 +141,8 @@ def same_training(cell: Cell) -> Cell:
 # Training
 
 
-def train(cell: Cell, runs: Path) -> dict[str, float]:
-    """One cell, in this process or in a worker."""
-    import torch
-
-    torch.set_num_threads(1)
-    import regimes
-
-    return dict(regimes.train(regimes.KNOWN[cell.regime], regimes.Arm(cell.rule), cell.rate, cell.seed, runs))
-
-
 def advance(given: argparse.Namespace) -> bool:
     """Train what is missing until the budget ends; returns whether all is done."""
-    import regimes
-
     began, path = time.monotonic(), given.out / "runs.csv"
     until = began + 60 * given.budget_minutes
     taken: dict[str, list[float]] = defaultdict(list)  # regime -> seconds of the cells of this call
@@ -159,7 +160,7 @@ def advance(given: argparse.Namespace) -> bool:
                 waiting = [cell for cell in waiting if cell not in running.values()]
                 while waiting and len(running) < given.jobs and time.monotonic() < until:
                     cell = waiting.pop(0)
-                    running[pool.submit(train, cell, given.runs)] = cell
+                    running[pool.submit(regimes.train, *cell, given.runs, given.tiny)] = cell
                 if not running:
                     break
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -168,10 +169,10 @@ def advance(given: argparse.Namespace) -> bool:
                     append(path, cell, measures)
                     taken[name].append(measures[LAST])
                     left = len(waiting) + len(running)
-                    each = sum(taken[name]) / len(taken[name])
+                    minutes = left * sum(taken[name]) / len(taken[name]) / given.jobs / 60
                     print(
                         f"{name}  {cell.rule}  rate x{cell.rate:g}  seed {cell.seed}  test {measures['test']:.4g}"
-                        f"  {measures[LAST]:.1f} s; {left} cells known to be left, {left * each / given.jobs / 60:.0f} min",
+                        f"  {measures[LAST]:.1f} s; at least {left} cells left, {minutes:.0f} min",
                         flush=True,
                     )
             if time.monotonic() >= until:
@@ -181,18 +182,12 @@ def advance(given: argparse.Namespace) -> bool:
 
 
 def status(given: argparse.Namespace) -> Iterator[str]:
-    import regimes
-
     results = read(given.out / "runs.csv")
     for name in given.regime:
         have = [cell for cell in results if cell.regime == name]
         seconds = sum(results[cell][LAST] for cell in have)
         left = to_do(results, name, given.rules, given, regimes.KNOWN[name].higher)
-        confirmed = {
-            cell.rule
-            for cell in have
-            if all(cell._replace(seed=seed) in results for seed in given.seeds)
-        }
+        confirmed = {cell.rule for cell in have if all(cell._replace(seed=seed) in results for seed in given.seeds)}
         yield (
             f"{name}: {len(have)} cells in {seconds / 60:.0f} min; confirmed {', '.join(sorted(confirmed)) or 'none'};"
             f" {len(left)} cells to train before the next choice"
@@ -202,19 +197,19 @@ def status(given: argparse.Namespace) -> Iterator[str]:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--regime", nargs="+", metavar="NAME", help="default: all of a CPU that need no download")
-    options.add_argument("--rules", nargs="+", default=["core"], help="core, new, all, or rules such as additive/gates10")
+    options.add_argument(
+        "--rules", nargs="+", default=["core"], help="core, new, all, or rules such as additive/gates10"
+    )
     options.add_argument("--rates", nargs="+", type=float, default=list(RATES), help="one rate: no sweep")
     options.add_argument("--seeds", nargs="+", type=int, default=list(CONFIRM), help="at the chosen rate")
     options.add_argument("--jobs", type=int, default=1, help="trainings side by side, one thread each")
     options.add_argument("--budget-minutes", type=float, default=math.inf, help="start no cell after this")
     options.add_argument("--out", type=Path, default=OUT)
     options.add_argument("--runs", type=Path, default=Path("runs/accelerate"), help="run folders of the GPU regimes")
+    options.add_argument("--tiny", action="store_true", help="everything in seconds, to see that it runs; with --out")
     options.add_argument("--status", action="store_true")
     options.add_argument("--report", action="store_true")
     given = options.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    import regimes
-
     given.regime = given.regime or [one.name for one in regimes.REGIMES if one.name != "omniglot"]
     if unknown := [name for name in given.regime if name not in regimes.KNOWN]:
         options.error(f"no regime {unknown[0]}: one of {', '.join(regimes.KNOWN)}")
@@ -226,6 +221,7 @@ def main() -> None:
         return
     if not given.report:
         advance(given)
+    print(f"report: {report.write(read(given.out / 'runs.csv'), given.out)}")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,14 @@ from torch import Tensor, nn
 
 import gradshare as gs
 from gradshare.data.sources import glyphs
+from gradshare.experiments.presets import preset
 from gradshare.method.rules import InnerStep, Moved, Rule
 from gradshare.method.variants import variant
+from gradshare.runs.build import build_network
+from gradshare.runs.config import TRAINING
 
 PIXELS = 16
+GPU = {"device": "cuda", "engine": "graph", "precision": "bf16"}
 Measured = Iterator[tuple[str, float]]
 
 
@@ -45,7 +50,7 @@ class Regime:
     looks: int = 10  # at the validation tasks
     preset: str = ""  # of the paper: trained by gs.train, in epochs
     epochs: int = 20
-    options: dict[str, Any] = field(default_factory=dict)  # further ones of the preset
+    options: dict[str, Any] = field(default_factory=lambda: dict(GPU))  # further ones of the preset
 
     @property
     def higher(self) -> bool:
@@ -150,7 +155,7 @@ class Small:
 
 def mlp(*sizes: int) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
-        layers = [layer for pair in zip(sizes[:-1], sizes[1:], strict=True) for layer in (nn.Linear(*pair), nn.ReLU())]
+        layers = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())]
         return nn.Sequential(*layers[:-1])
 
     return make
@@ -244,7 +249,7 @@ VARIATIONS = {  # of a regime: other batches, few steps, more shots
     "T25": {"tasks": 25},
     "K1": {"steps": 1},
 }
-GPU = (  # test: the ensemble of the five best epochs, as docs/results.md
+OF_THE_PAPER = (  # test: the ensemble of the five best epochs, as docs/results.md
     Regime(
         "cub-1shot",
         "the paper's CUB 1-shot, T = 5, MAML, on a GPU",
@@ -267,7 +272,7 @@ GPU = (  # test: the ensemble of the five best epochs, as docs/results.md
     ),
 )
 KNOWN = {
-    **{one.name: one for one in (*REGIMES, *GPU)},
+    **{one.name: one for one in (*REGIMES, *OF_THE_PAPER)},
     **{
         f"{one.name}-{name}": replace(one, name=f"{one.name}-{name}", about=f"{one.about}; {name}", **fields)
         for one in REGIMES
@@ -347,11 +352,13 @@ class Arm:
 # One training
 
 
-def train(regime: Regime, arm: Arm, factor: float, seed: int, runs: Path) -> Measured:
-    """Train one cell; yields its measures."""
+def train(name: str, rule: str, factor: float, seed: int, runs: Path, small: bool = False) -> dict[str, float]:
+    """Train one cell; returns its measures."""
+    torch.set_num_threads(1)
+    regime, make = (tiny(KNOWN[name]) if small else KNOWN[name]), train_small
     if regime.preset:
-        return train_preset(regime, arm, factor, seed, runs)
-    return train_small(regime, arm, factor, seed)
+        make = partial(train_preset, runs=runs)
+    return dict(make(regime, Arm(rule), factor, seed))
 
 
 def train_small(regime: Regime, arm: Arm, factor: float, seed: int) -> Measured:
@@ -391,7 +398,35 @@ def gates_of(state: gs.MetaState) -> Measured:
 
 def train_preset(regime: Regime, arm: Arm, factor: float, seed: int, runs: Path) -> Measured:
     """A preset of the paper with another arm; stopped at any time, it goes on from its last epoch."""
-    from gradshare.experiments.presets import preset
-    from gradshare.runs.build import build_network
+    began = time.monotonic()
+    config = preset(regime.preset, seed=seed, epochs=regime.epochs, **regime.options)
+    data = gs.load_dataset(config.dataset, config.pixels)
+    like = replace(regime, rate=config.inner_lr, steps=config.steps)
+    run = gs.train(
+        arm.learner(like, build_network(config, data.image), factor),
+        data,
+        runs / regime.name / f"{arm.text.replace('/', '+')} x{factor:g}" / f"seed-{seed}",
+        resume=None,
+        display=False,
+        device=config.device,
+        engine=config.engine,
+        precision=config.precision,
+        optimiser=None if arm.gates == 1 else partial(gs.optimiser, rate=config.outer_lr, gates=arm.gates),
+        **{name: value for name, value in asdict(config).items() if name in TRAINING},
+    )
+    yield from ((f"val@{line['epoch']}", 100 * line["val_accuracy"]) for line in run.metrics)
+    yield from ((kind, 100 * run.summary["test"][kind]["accuracy"]) for kind in ("best", "ensemble"))
+    yield "test", 100 * run.summary["test"]["ensemble"]["accuracy"]
+    yield from gates_of(run.state)
+    yield "seconds", time.monotonic() - began
 
-    raise NotImplementedError
+
+TINY = {"dataset": "glyphs", "filters": 4, "iterations": 3, "val_tasks": 4, "test_tasks": 4, "queries": 2}
+ON_CPU = {"device": "cpu", "engine": "eager", "precision": "float32"}
+
+
+def tiny(regime: Regime) -> Regime:
+    """The same in seconds, to see that everything runs."""
+    if regime.preset:
+        return replace(regime, epochs=2, options={**TINY, **ON_CPU})
+    return replace(regime, iterations=4, looks=2)

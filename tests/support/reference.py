@@ -221,8 +221,8 @@ def left_out(method: Method) -> int:
 
 def gate(state: Any, k: int, n: str) -> Tensor:
     """sig(lambda) of a step, or of a step and a tensor."""
-    lam = state.learned["sharing"]["lam"]
-    return torch.sigmoid(lam[n][k] if isinstance(lam, dict) else lam[k])
+    learned = state.learned["sharing"]
+    return torch.sigmoid(learned["gates"][n][k] if "gates" in learned else learned["lam"][k])
 
 
 def mixed(G: Weights, ghat: Weights, k: int, state: Any, method: Method) -> Weights:

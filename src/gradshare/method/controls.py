@@ -39,12 +39,12 @@ class GateOnly(Rule):
 
 @dataclass(frozen=True)
 class TensorGates(Rule):
-    """D[t] = (1 - sig(lam_{k,n})) G[t] for weight tensor n: a learned step for each tensor and inner step."""
+    """D[t] = (1 - sig(gates_{k,n})) G[t] for weight tensor n: a learned step for each tensor and inner step."""
 
     name: str = field(default="sharing", init=False, repr=False)
 
     def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
-        return {"lam": {name: weight.new_zeros(steps) for name, weight in weights.items()}}, {}
+        return {"gates": {name: weight.new_zeros(steps) for name, weight in weights.items()}}, {}
 
     def update(self, at: InnerStep) -> Moved:
         gates = tensor_gates(at)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 from torch.func import vmap
 
 from gradshare.method.rules import InnerStep, Moved, Tree, Weights
@@ -88,11 +87,11 @@ class LengthKeeping(SharingRule):
 class TensorGatedSharing(SharingRule):
     """Sharing whose gate of equation 4 is learned for each weight tensor and step."""
 
-    any_layout = False  # type: ignore[assignment]
+    any_layout = False
 
     def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
         learned, memory = start_sharing(weights, steps, ("m",))
-        return learned | {"lam": {name: weight.new_zeros(steps) for name, weight in weights.items()}}, memory
+        return learned | {"gates": {name: weight.new_zeros(steps) for name, weight in weights.items()}}, memory
 
     def mixed(self, at: InnerStep, shared: Weights) -> Weights:
         return mix(at.gradients, shared, tensor_gates(at))

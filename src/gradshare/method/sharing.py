@@ -147,8 +147,8 @@ def plain_gates(at: InnerStep) -> Weights:
 
 
 def tensor_gates(at: InnerStep) -> Weights:
-    """sig(lam_{k,n}), the same for all tasks, one for each weight tensor n."""
-    return {name: torch.sigmoid(at.now(at.learned["lam"][name])) for name in at.gradients}
+    """sig(gates_{k,n}), the same for all tasks, one for each weight tensor n."""
+    return {name: torch.sigmoid(at.now(at.learned["gates"][name])) for name in at.gradients}
 
 
 def agreement_gates(at: InnerStep, norm: NormScope) -> Weights:

@@ -88,8 +88,8 @@ def sharing_but(step: Literal["first", "last"], norm: NormScope = "global") -> L
 
 
 def equivariant_sharing(norm: NormScope = "global") -> BodyOnly:
-    """Gradient sharing that does not depend on the order of labels if the head starts at zero: of the body, from step 2.
+    """Gradient sharing of the body from the second step on, for a head that starts at zero.
 
-    There the gradient of the body stays as it is when labels and rows of the head are permuted together.
+    Then the shared vector does not depend on the order in which each task numbers its classes.
     """
     return BodyOnly(sharing_but("first", norm))
