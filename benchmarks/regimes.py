@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -361,21 +361,36 @@ def train(name: str, rule: str, factor: float, seed: int, runs: Path, small: boo
     return dict(make(regime, Arm(rule), factor, seed))
 
 
-def train_small(regime: Regime, arm: Arm, factor: float, seed: int) -> Measured:
-    began = time.monotonic()
+class Trained(NamedTuple):
+    """A training on its way."""
+
+    learner: gs.Learner
+    state: gs.MetaState
+    source: Any
+    iteration: int
+
+
+def looks(regime: Regime, arm: Arm, factor: float, seed: int) -> Iterator[Trained]:
+    """Train; yields at every look at the validation tasks."""
     source = regime.source()
     torch.manual_seed(seed)
     learner = arm.learner(regime, regime.model(), factor)
     state = learner.init(seed=seed)
     optimiser = gs.optimiser(state, regime.outer, gates=arm.gates)
-    validation = source.sample("val", regime.shape, 100, (1, 0))
     every = max(1, regime.iterations // regime.looks)
     for i in range(1, regime.iterations + 1):
         gs.meta_step(learner, state, optimiser, source.sample("train", regime.shape, regime.tasks, (0, seed, i)))
         if i % every == 0:
-            yield f"val@{i}", measure(learner, state, validation)
-    yield "test", measure(learner, state, source.sample("test", regime.shape, 400, (2, 0)))
-    yield from gates_of(state)
+            yield Trained(learner, state, source, i)
+
+
+def train_small(regime: Regime, arm: Arm, factor: float, seed: int) -> Measured:
+    began = time.monotonic()
+    for now in looks(regime, arm, factor, seed):
+        validation = now.source.sample("val", regime.shape, 100, (1, 0))
+        yield f"val@{now.iteration}", measure(now.learner, now.state, validation)
+    yield "test", measure(now.learner, now.state, now.source.sample("test", regime.shape, 400, (2, 0)))
+    yield from gates_of(now.state)
     yield "seconds", time.monotonic() - began
 
 
