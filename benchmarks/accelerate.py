@@ -196,7 +196,7 @@ def status(given: argparse.Namespace) -> Iterator[str]:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--regime", nargs="+", metavar="NAME", help="default: all of a CPU that need no download")
+    options.add_argument("--regime", nargs="+", metavar="NAME", help="default: all of a CPU whose data are here")
     options.add_argument(
         "--rules", nargs="+", default=["core"], help="core, new, all, or rules such as additive/gates10"
     )
@@ -210,7 +210,7 @@ def main() -> None:
     options.add_argument("--status", action="store_true")
     options.add_argument("--report", action="store_true")
     given = options.parse_args()
-    given.regime = given.regime or [one.name for one in regimes.REGIMES if one.name != "omniglot"]
+    given.regime = given.regime or [one.name for one in regimes.REGIMES if not one.missing]
     if unknown := [name for name in given.regime if name not in regimes.KNOWN]:
         options.error(f"no regime {unknown[0]}: one of {', '.join(regimes.KNOWN)}")
     given.rules = list(dict.fromkeys(rule for name in given.rules for rule in SETS.get(name, (name,))))
@@ -219,7 +219,11 @@ def main() -> None:
     if given.status:
         print(*status(given), sep="\n")
         return
+    missing = {name: regimes.KNOWN[name].missing for name in given.regime if not given.tiny}
     if not given.report:
+        for name, command in missing.items():
+            if command:
+                options.error(f"{name} needs a data set that is not here: {command}")
         advance(given)
     print(f"report: {report.write(read(given.out / 'runs.csv'), given.out)}")
 

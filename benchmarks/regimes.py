@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import gradshare as gs
 from gradshare.data.sources import glyphs
+from gradshare.data.store import data_folder, is_store
 from gradshare.experiments.presets import preset
 from gradshare.method.rules import InnerStep, Moved, Rule
 from gradshare.method.variants import variant
@@ -28,6 +29,12 @@ from gradshare.runs.build import build_network
 from gradshare.runs.config import TRAINING
 
 PIXELS = 16
+IMPORT = {
+    "omniglot": "gradshare data import omniglot FILE",
+    "cub28": "gradshare data import cub FILE --transform resize --size 28 --name cub28",
+    "cub": "gradshare data import cub FILE",
+    "mini": "gradshare data import mini FILES",
+}
 GPU = {"device": "cuda", "engine": "graph", "precision": "bf16"}
 Measured = Iterator[tuple[str, float]]
 
@@ -51,6 +58,13 @@ class Regime:
     preset: str = ""  # of the paper: trained by gs.train, in epochs
     epochs: int = 20
     options: dict[str, Any] = field(default_factory=lambda: dict(GPU))  # further ones of the preset
+
+    dataset: str = ""  # that must be imported first
+
+    @property
+    def missing(self) -> str:
+        """The command that imports the data set, if it is not here."""
+        return "" if not self.dataset or is_store(data_folder() / self.dataset) else IMPORT[self.dataset]
 
     @property
     def higher(self) -> bool:
@@ -242,6 +256,17 @@ REGIMES = (
         0.1,
         gs.Shape(5, 1, 5),
         iterations=120,
+        dataset="omniglot",
+    ),
+    Regime(
+        "cub28",
+        "labels at random: 5-way 1-shot CUB, Conv-4 with 16 filters, 28 x 28",
+        lambda: gs.load_dataset("cub28"),
+        lambda: gs.Conv4(ways=5, filters=16, image=(3, 28, 28)),
+        0.1,
+        gs.Shape(5, 1, 5),
+        iterations=300,
+        dataset="cub28",
     ),
 )
 VARIATIONS = {  # of a regime: other batches, few steps, more shots
@@ -258,6 +283,7 @@ OF_THE_PAPER = (  # test: the ensemble of the five best epochs, as docs/results.
         0.1,
         gs.Shape(5, 1, 15),
         preset="cub-1shot-5task-maml",
+        dataset="cub",
         epochs=20,
     ),
     Regime(
@@ -268,6 +294,7 @@ OF_THE_PAPER = (  # test: the ensemble of the five best epochs, as docs/results.
         0.1,
         gs.Shape(5, 1, 15),
         preset="mini-1shot-5task-maml",
+        dataset="mini",
         epochs=25,
     ),
 )
@@ -443,5 +470,5 @@ ON_CPU = {"device": "cpu", "engine": "eager", "precision": "float32"}
 def tiny(regime: Regime) -> Regime:
     """The same in seconds, to see that everything runs."""
     if regime.preset:
-        return replace(regime, epochs=2, options={**TINY, **ON_CPU})
+        return replace(regime, epochs=2, options={**TINY, **ON_CPU}, dataset="")
     return replace(regime, iterations=4, looks=2)
