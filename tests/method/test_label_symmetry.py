@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import gradshare as gs
-from gradshare.method.where import equivariant_sharing
+from gradshare.method.mixing import equivariant_sharing
 
 WAYS, SHOTS = 4, 2
 ORDERS = torch.tensor(list(permutations(range(WAYS))))  # [24, ways]

@@ -15,8 +15,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 import gradshare as gs
 from gradshare.method.controls import TensorGates
-from gradshare.method.mixing import Additive, LengthKeeping, MeanSharing, Retrieval, TensorGatedSharing
-from gradshare.method.where import body_sharing, equivariant_sharing, sharing_but
+from gradshare.method.mixing import (
+    Additive,
+    LengthKeeping,
+    MeanSharing,
+    Retrieval,
+    TensorGatedSharing,
+    body_sharing,
+    equivariant_sharing,
+    sharing_but,
+)
 from tests.support import reference
 from tests.support.models import CONV4, REGRESSION, RELU_NORM, Model
 from tests.support.reference import Method

@@ -14,11 +14,11 @@ from gradshare.engine import vmapped
 from gradshare.errors import UserError, check_range, check_whole, short_repr
 from gradshare.learners.learner import HeadStart, Learner
 from gradshare.method.losses import LOSSES, Loss
+from gradshare.method.mixing import BodyOnly, with_head
 from gradshare.method.preconditioners import Alfa, Curvature, Mask
 from gradshare.method.rules import Rule, chain, rate_per_element, rate_per_tensor_and_step, scale, stop_gradient
 from gradshare.method.state import flatten
 from gradshare.method.variants import first_link, inner_rule, variant
-from gradshare.method.where import BodyOnly, with_head
 
 
 class Recipe(NamedTuple):

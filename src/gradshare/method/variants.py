@@ -46,7 +46,7 @@ class Variant(NamedTuple):
 
 
 SHARING = "gradshare.method.sharing:GradientSharing"
-MIXING, WHERE = "gradshare.method.mixing", "gradshare.method.where"
+MIXING = "gradshare.method.mixing"
 ROWS = (  # in the order of tables. Okabe and Ito's colours, which colour-blind readers can tell apart
     Variant("original", "", "the method without sharing", "#1b1f24", ()),
     Variant("shared", SHARING, "the method with gradient sharing", "#d55e00", ()),
@@ -94,10 +94,10 @@ ROWS = (  # in the order of tables. Okabe and Ito's colours, which colour-blind 
     Variant("mean-length", f"{MIXING}:MeanSharing", "sharing of the mean gradient, with its length"),
     Variant("length-keeping", f"{MIXING}:LengthKeeping", "sharing of the direction, which keeps the gradient's length"),
     Variant("retrieval", f"{MIXING}:Retrieval", "sharing of those of the last four batches that agree with the task"),
-    Variant("body-only", f"{WHERE}:body_sharing", "sharing of the body, and the head's own gradient"),
-    Variant("not-first", f"{WHERE}:sharing_but", "sharing at all steps but the first", options=(("step", "first"),)),
-    Variant("not-last", f"{WHERE}:sharing_but", "sharing at all steps but the last", options=(("step", "last"),)),
-    Variant("equivariant", f"{WHERE}:equivariant_sharing", "sharing of the body from the second step on"),
+    Variant("body-only", f"{MIXING}:body_sharing", "sharing of the body, and the head's own gradient"),
+    Variant("not-first", f"{MIXING}:sharing_but", "sharing at all steps but the first", options=(("step", "first"),)),
+    Variant("not-last", f"{MIXING}:sharing_but", "sharing at all steps but the last", options=(("step", "last"),)),
+    Variant("equivariant", f"{MIXING}:equivariant_sharing", "sharing of the body from the second step on"),
 )
 VARIANTS = {row.name: row for row in ROWS}
 CONTROLS = tuple(row.name for row in ROWS if row.keeps)
