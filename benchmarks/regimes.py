@@ -23,8 +23,9 @@ import gradshare as gs
 from gradshare.data.sources import glyphs
 from gradshare.data.store import data_folder, is_store
 from gradshare.experiments.presets import preset
+from gradshare.method.mixing import BodyOnly
 from gradshare.method.rules import InnerStep, Moved, Rule
-from gradshare.method.variants import variant
+from gradshare.method.variants import first_link, variant
 from gradshare.runs.build import build_network
 from gradshare.runs.config import TRAINING
 
@@ -325,7 +326,7 @@ class HeadTimes(Rule):
 
 @dataclass(frozen=True)
 class Arm:
-    """A rule by its text: a variant, then options: `gate-only/zero-init/gates10/head4`."""
+    """A rule by its text: a variant, then options: `length-keeping/body/zero-init/gates10/head4`."""
 
     text: str
 
@@ -357,19 +358,22 @@ class Arm:
 
     def check(self) -> None:
         variant(self.variant)
-        known = {"zero", "zero-init", f"gates{self.gates:g}", f"head{self.head:g}"}
+        known = {"zero", "zero-init", "body", f"gates{self.gates:g}", f"head{self.head:g}"}
         if unknown := [part for part in self._options if part not in known]:
-            raise SystemExit(f"{self.text}: an option is zero, zero-init, gates10 or head4, not {unknown[0]}")
+            raise SystemExit(f"{self.text}: an option is zero, zero-init, body, gates10 or head4, not {unknown[0]}")
+
+    def rule(self) -> Rule | None:
+        plain = first_link(self.variant)
+        return BodyOnly(plain) if plain is not None and "body" in self._options else plain
 
     def learner(self, regime: Regime, model: nn.Module, factor: float) -> gs.Learner:
-        row = variant(self.variant)
         names = [name for name, _ in model.named_parameters()]
         head = tuple(name for name in names if name.rpartition(".")[0] == names[-1].rpartition(".")[0])
         return gs.maml(
             model,
-            inner_lr=regime.rate * factor * row.rate,
+            inner_lr=regime.rate * factor * variant(self.variant).rate,
             steps=regime.steps,
-            sharing=self.variant if row.rule else None,
+            sharing=self.rule(),
             loss=regime.loss,
             inner=[HeadTimes(self.head, head)] if self.head != 1 else None,
             head_start=self.head_start,  # type: ignore[arg-type]
