@@ -10,6 +10,16 @@ validation is trained again with five fresh seeds, 10 to 14, and those are compa
 intervals over seeds. A cell is one training. Its measures are appended to results/accelerate/runs.csv (regime, rule,
 rate, seed, measure, value) when it has ended, and a cell that is there is not trained again: stop the command at any
 time, and start it again.
+
+On a GPU with MPS (nvidia-cuda-mps-control -d), four trainings at a time; about 65 s of the card for each of CUB's 20
+epochs, 80 s for MiniImagenet's 25, by docs/log.md. Choose with seeds 0 to 2 (10 recipes: 33 minutes), then confirm the
+best two and the controls with fresh seeds (4 x 5 trainings: 22 minutes on CUB, 27 on MiniImagenet):
+
+    python benchmarks/accelerate.py --regime cub-1shot --rules recipes --rates 1 --seeds 0 1 2 --jobs 4
+    python benchmarks/accelerate.py --regime cub-1shot mini-1shot --rates 1 --seeds 10 11 12 13 14 --jobs 4 \\
+        --rules original gate-only BEST SECOND
+
+A training that is stopped goes on from its last epoch, in --runs. --tiny runs all of it on a CPU in a minute.
 """
 
 from __future__ import annotations
@@ -48,7 +58,12 @@ NEW = (
     *("shared-tensor-gates", "shared/gates10", "gate-only/gates10", "tensor-gates/gates10", "additive/gates10"),
     *("original/zero-init", "gate-only/zero-init", "tensor-gates/zero-init"),
 )
-SETS = {"core": CORE, "new": NEW, "all": (*CORE, *NEW)}
+RECIPES = (  # candidates for the GPU, after the small regimes: docs/log.md, 2026-11-18
+    *("original", "gate-only", "tensor-gates", "tensor-gates/gates10", "gate-only/gates10"),
+    *("gate-only/zero-init", "gate-only/zero-init/head4", "gate-only/zero-init/head16"),
+    *("tensor-gates/zero-init/head4/gates10", "length-keeping/zero-init/head4"),
+)
+SETS = {"core": CORE, "new": NEW, "all": (*CORE, *NEW), "recipes": RECIPES}
 LAST = "seconds"  # the measure that ends a cell
 
 

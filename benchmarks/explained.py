@@ -82,9 +82,9 @@ def of_regime(name: str, factor: float, seed: int) -> Iterator[Row]:
 
 def of_run(folder: Path) -> Iterator[Row]:
     run = gs.load_run(folder)
-    data = gs.load_dataset(run.config.dataset, run.config.pixels)
-    tasks = data.sample("test", gs.Shape(run.config.ways, run.config.shots, run.config.queries), 100, (2, 1))
-    return explained(folder.name, run.learner, run.state, tasks)
+    config = run.run_config
+    tasks = run.dataset().sample("test", gs.Shape(config.ways, config.shots, config.queries), 100, (2, 1))
+    return explained("/".join(folder.parts[-2:]), run.learner(), run.best, tasks)
 
 
 def picture(rows: list[Row], path: Path) -> None:

@@ -314,14 +314,18 @@ KNOWN = {
 
 @dataclass(frozen=True)
 class HeadTimes(Rule):
-    """The step of the head times a constant."""
+    """The step of the head times a constant: a factor for each element, so that it also runs on packed weights."""
 
     factor: float
     head: tuple[str, ...]
     name: str = field(default="head_times", init=False, repr=False)
+    any_layout = True
+
+    def init(self, weights: Any, steps: int) -> Any:
+        return {}, {name: torch.full_like(w, self.factor if name in self.head else 1.0) for name, w in weights.items()}
 
     def update(self, at: InnerStep) -> Moved:
-        return Moved({name: own * self.factor if name in self.head else own for name, own in at.gradients.items()})
+        return Moved({name: own * at.memory[name] for name, own in at.gradients.items()})
 
 
 @dataclass(frozen=True)

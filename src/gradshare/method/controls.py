@@ -42,6 +42,7 @@ class TensorGates(Rule):
     """D[t] = (1 - sig(gates_{k,n})) G[t] for weight tensor n: a learned step for each tensor and inner step."""
 
     name: str = field(default="sharing", init=False, repr=False)
+    any_layout = True
 
     def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
         return {"gates": {name: weight.new_zeros(steps) for name, weight in weights.items()}}, {}

@@ -91,8 +91,6 @@ class LengthKeeping(SharingRule):
 class TensorGatedSharing(SharingRule):
     """Sharing whose gate of equation 4 is learned for each weight tensor and step."""
 
-    any_layout = False
-
     def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
         learned, memory = start_sharing(weights, steps, ("m",))
         return learned | {"gates": {name: weight.new_zeros(steps) for name, weight in weights.items()}}, memory
