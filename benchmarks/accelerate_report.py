@@ -44,12 +44,16 @@ def write(results: Mapping[Any, dict[str, float]], out: Path) -> Path:
 
 
 def confirmed(results: Mapping[Any, dict[str, float]], regime: str) -> dict[tuple[str, float], Seeds]:
-    """(rule, rate) -> the fresh seeds, where there are at least two."""
-    found: dict[tuple[str, float], Seeds] = {}
-    for cell, measures in results.items():
-        if cell.regime == regime and cell.seed >= CONFIRM:
-            found.setdefault((cell.rule, cell.rate), {})[cell.seed] = measures
-    return {key: seeds for key, seeds in found.items() if len(seeds) > 1}
+    """(rule, rate) -> the fresh seeds, if at least two; of a preset without any, the seeds of the choice."""
+    for first in (CONFIRM, 0) if regimes.KNOWN[regime].preset else (CONFIRM,):
+        found: dict[tuple[str, float], Seeds] = {}
+        for cell, measures in results.items():
+            if cell.regime == regime and cell.seed >= first:
+                found.setdefault((cell.rule, cell.rate), {})[cell.seed] = measures
+        found = {key: seeds for key, seeds in found.items() if len(seeds) > 1}
+        if found:
+            break
+    return found
 
 
 def section(name: str, table: Mapping[tuple[str, float], Seeds]) -> list[str]:
@@ -59,7 +63,9 @@ def section(name: str, table: Mapping[tuple[str, float], Seeds]) -> list[str]:
     beside = [rule for rule in BESIDE if rule in by_rule]
     header = ["rule", "rate", "seeds", f"test, {unit}", *(f"test − {rule}" for rule in beside)]
     header += [f"start − {rule}" for rule in beside] + ["level"]
-    lines = [f"## {name}", "", f"{regime.about}. {length(regime)}", "", row(header), row(["---"] * len(header))]
+    fresh = all(seed >= CONFIRM for seeds in table.values() for seed in seeds)
+    title = name if fresh else f"{name}, the seeds of the choice"
+    lines = [f"## {title}", "", f"{regime.about}. {length(regime)}", "", row(header), row(["---"] * len(header))]
     for rule, (rate, seeds) in by_rule.items():
         cells = [rule, f"x{rate:g}", str(len(seeds)), plain(measure["test"] for measure in seeds.values())]
         for of in (final, start):
@@ -139,9 +145,12 @@ def picture(tables: Mapping[str, Mapping[tuple[str, float], Seeds]], path: Path)
     if not shown:
         return
     pyplot.rcParams["svg.hashsalt"] = "accelerate"
-    longest = max(map(len, shown.values()))
-    figure, axes = pyplot.subplots(1, len(shown), figsize=(3.4 * len(shown) + 1, 0.34 * longest + 1.5), squeeze=False)
-    for axis, (name, by_rule) in zip(axes[0], shown.items(), strict=True):
+    longest, rows = max(map(len, shown.values())), (len(shown) + 1) // 2
+    figure, grid = pyplot.subplots(rows, 2, figsize=(9.5, (0.3 * longest + 0.9) * rows + 0.5), squeeze=False)
+    axes = list(grid.flat)
+    for axis in axes[len(shown) :]:
+        axis.remove()
+    for axis, (name, by_rule) in zip(axes, shown.items(), strict=False):
         rules = [rule for rule in by_rule if rule != "original"]
         for of, label, colour, shift in ((start, "start", "#e69f00", -0.15), (final, "test", "#0072b2", 0.15)):
             found = [paired(by_rule[rule], by_rule["original"], of, regimes.KNOWN[name].higher) for rule in rules]
@@ -157,7 +166,7 @@ def picture(tables: Mapping[str, Mapping[tuple[str, float], Seeds]], path: Path)
         axis.set_title(name, fontsize=10)
         axis.set_xlabel("points better" if regimes.KNOWN[name].higher else "lower error", fontsize=8)
         axis.tick_params(axis="x", labelsize=8)
-    axes[0][0].legend(fontsize=8, loc="best")
+    axes[0].legend(fontsize=8, loc="best")
     figure.suptitle("Difference to the original, each rule at its own best rate (95 % over paired seeds)", fontsize=10)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})

@@ -89,7 +89,7 @@ def of_run(folder: Path) -> Iterator[Row]:
 
 def picture(rows: list[Row], path: Path) -> None:
     models = list(dict.fromkeys(row[0] for row in rows))
-    figure, axes = pyplot.subplots(1, 2, figsize=(8, 3.2))
+    figure, axes = pyplot.subplots(1, 2, figsize=(8, 3.8))
     colours = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
     for axis, which in zip(axes, ("explained", "length"), strict=True):
         for model, colour in zip(models, colours, strict=False):
@@ -103,8 +103,8 @@ def picture(rows: list[Row], path: Path) -> None:
     axes[0].set_title("share of G[t] along the shared vector, %", fontsize=10)
     axes[1].set_title("length of the shared vector / |G[t]|", fontsize=10)
     axes[1].set_yscale("log")
-    axes[0].legend(fontsize=7)
-    figure.tight_layout()
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, ncols=3, loc="lower center")
+    figure.tight_layout(rect=(0, 0.15, 1, 1))
     figure.savefig(path, metadata={"Date": None})
 
 

@@ -78,6 +78,30 @@ def test_an_unknown_rule_or_option_is_an_error(tmp_path: Path) -> None:
         assert rule in caught.value.stderr
 
 
+def test_what_the_shared_vector_explains_of_its_own_gradient_is_all(accelerate: ModuleType) -> None:
+    import explained
+
+    regime = accelerate.regimes.KNOWN["sinusoid"]
+    learner = accelerate.regimes.Arm("shared").learner(regime, regime.model(), 1.0)
+    state, task = learner.init(), regime.source().sample("train", regime.shape, 1, (0,))
+    state.memory = learner.outer_loss(state, task).memory  # of the first step: the direction of this task's gradient
+    first = {row[2:4]: row[4] for row in explained.explained("one", learner, state, task) if row[1] == 1}
+    for part in ("body", "head"):
+        assert first[part, "explained"] == pytest.approx(1, abs=1e-5)
+    assert first["body", "length"] == pytest.approx(first["head", "length"], rel=1e-4)  # one vector over both
+
+
+def test_a_head_at_zero_gives_the_body_no_gradient_at_first(accelerate: ModuleType) -> None:
+    import zero_head
+
+    regime = accelerate.regimes.tiny(accelerate.regimes.KNOWN["glyphs-mlp"])
+    for rule, zero in (("gate-only/zero/head4", True), ("gate-only", False)):
+        *_, last = accelerate.regimes.looks(regime, accelerate.regimes.Arm(rule), 1.0, 0)
+        found = dict(zero_head.looked_at(last, regime.shape))
+        assert (found["|G body|/|G head|, step 1"] == 0) == zero and found["|G body|/|G head|, step 2"] > 0
+        assert found["body moves"] > 0 and 0 <= found["head alone"] <= 100
+
+
 def test_differences_are_paired_and_signed_so_that_more_is_better(accelerate: ModuleType) -> None:
     report = accelerate.report
     one = {seed: measures(value) for seed, value in ((10, 1.0), (11, 3.0))}
