@@ -123,6 +123,7 @@ class VmapBackend:
         self.module, self.adapted = module, adapted
         self._fixed_norms = fixed_norms
         self._functions = {**FUNCTIONS, **FIXED_NORMS} if fixed_norms else FUNCTIONS
+        self._tied = _tied(module)
         self._spread: dict[
             int | frozenset[str], bool
         ] = {}  # whether so many, or such, inputs are the model's arguments
@@ -192,7 +193,12 @@ class VmapBackend:
             if mask is not None and not self._fixed_norms:
                 functions = {**functions, **masked_norms(mask, given.fewest)}
             with _Replacing(functions), _watching(norms(self.module) if watch else {}, mask) as seen:
-                outputs = functional_call(self.module, {**buffers, **shared, **fast}, *self._arguments(x))
+                values = {**buffers, **shared, **fast}
+                values |= {name: values[first] for name, first in self._tied.items() if first in values}
+                after = dict(values)  # functional_call puts in what the module has then
+                outputs = functional_call(self.module, after, *self._arguments(x), tie_weights=False)
+            if replaced := [name for name in buffers if after[name] is not values[name]]:
+                raise UserError(_writes(replaced[0]))
             if not isinstance(outputs, Tensor):
                 kind = "None" if outputs is None else f"a {type(outputs).__name__}"
                 raise UserError(f"the model returns {kind}; it must return one tensor, such as the logits")
@@ -213,10 +219,7 @@ class VmapBackend:
             raise UserError("the model returns a single number for a task; its outputs start with the examples")
         for name, buffer in buffers.items():
             if buffer._version != versions[name]:
-                raise UserError(
-                    f"the model writes to its buffer '{name}' when it runs, so its results would depend on what ran"
-                    " before: call eval() on that layer, or replace it, before handing the model over"
-                )
+                raise UserError(_writes(name))
         return outputs, statistics
 
     def _arguments(self, x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -279,6 +282,28 @@ class VmapBackend:
                     " that padding would change the results: masks cannot be used with it; take tasks of equal size"
                 )
         self._keeps_apart = n > 1
+
+
+def _tied(module: nn.Module) -> dict[str, str]:
+    """Tensors that further layers hold too: the name there, and the first name.
+
+    `functional_call` would find them itself, but for a layer that has two names it puts back a wrong tensor.
+    """
+    first: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for prefix, layer in module.named_modules():
+        for named in (layer.named_parameters, layer.named_buffers):
+            for name, tensor in named(prefix, recurse=False, remove_duplicate=False):
+                if first.setdefault(id(tensor), name) != name:
+                    tied[name] = first[id(tensor)]
+    return tied
+
+
+def _writes(buffer: str) -> str:
+    return (
+        f"the model writes to its buffer '{buffer}' when it runs, so its results would depend on what ran before: call"
+        " eval() on that layer, or replace it, before handing the model over"
+    )
 
 
 def _generators() -> dict[str, Any]:
