@@ -30,6 +30,7 @@ from gradshare.method.episodes import Inputs, map_inputs, tensors_of
 from gradshare.method.rules import Rule, Tree, Weights
 
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm
+INSTANCE_NORMS = nn.modules.instancenorm._InstanceNorm
 DROPOUTS = nn.modules.dropout._DropoutNd
 FUNCTIONS = {**REPLACED, **RECURRENT}
 
@@ -37,7 +38,8 @@ FUNCTIONS = {**REPLACED, **RECURRENT}
 def prepare(model: nn.Module) -> nn.Module:
     """Copy a module for use with many tasks; raise an error for layers whose results would be wrong.
 
-    Batch norm in the copy always normalises with the statistics of the batch at hand (transductive).
+    Batch norm in the copy always normalises with the statistics of the batch at hand (transductive), and instance norm
+    with those of each image, unless it has been put in eval mode with running statistics.
     """
     _check_kind(model)
     model = copy.deepcopy(model)
@@ -54,6 +56,8 @@ def prepare(model: nn.Module) -> nn.Module:
         if isinstance(layer, BATCH_NORMS):
             layer.track_running_stats = False
             layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+        if isinstance(layer, INSTANCE_NORMS) and layer.training:  # also when the module is in eval mode one day
+            layer.track_running_stats, layer.momentum = False, 0.0
     return model
 
 

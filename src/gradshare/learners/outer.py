@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 
 import torch
 from torch import Tensor
@@ -55,9 +56,10 @@ def meta_step(
     check_state(state)
     if not isinstance(episodes, Episodes):
         raise UserError(f"a batch of tasks is gs.Episodes, not {value_or_type(episodes)}")
-    if vars(learner).get("_optimiser", learner) is not optimiser:
+    bound = optimiser, state.params, state.learned
+    if not all(map(is_, vars(learner).get("_bound", (None,) * 3), bound)):
         check_optimiser(optimiser, state)
-        vars(learner)["_optimiser"] = optimiser  # what has been checked is not checked again
+        vars(learner)["_bound"] = bound  # what has been checked is not checked again
     if clamp:
         check_number("clamp", clamp, 0)
     if micro_batch is not None:
