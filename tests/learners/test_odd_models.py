@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import gradshare as gs
 from gradshare.method.rules import NOTHING
@@ -36,6 +37,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize("change, reason", [
     (lambda y: None, "the model returns None; it must return one tensor"),
     (lambda y: [y], "the model returns a list; it must return one tensor"),
+    (lambda y: torch.from_numpy(y.detach().numpy()), "an operation that cannot run for many tasks at once"),
     (lambda y: y * random.random(), "random numbers with Python's module random"),
     (lambda y: y * np.random.rand(), r"random numbers with Python's module numpy\.random"),
 ])  # fmt: skip
@@ -98,6 +100,27 @@ def test_images_of_another_size_than_the_networks(shape: tuple[int, ...]) -> Non
 def test_devices_that_cannot_be(device: Any) -> None:
     with pytest.raises(gs.UserError, match="device"):
         gs.maml(nn.Linear(4, 3)).to(device)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(checkpoint(lambda x: torch.tanh(self.body(x)), x, use_reentrant=False))
+
+
+@pytest.mark.parametrize("algorithm", [gs.maml, gs.anil])
+@pytest.mark.parametrize("options", [{}, {"micro_batch": 1}])
+def test_a_checkpoint_in_the_model(algorithm: Any, options: dict[str, Any]) -> None:
+    learner = algorithm(Checkpointed())
+    state = learner.init()
+    with pytest.raises(gs.UserError, match=r"as torch\.utils\.checkpoint does.*checkpoint=True or micro_batch="):
+        gs.meta_step(learner, state, gs.optimiser(state, 1e-3), batch(), **options)
+    if algorithm is gs.maml:
+        with pytest.raises(gs.UserError, match=r"as torch\.utils\.checkpoint does"):
+            learner.adapt(state, batch().support_x, batch().support_y)
 
 
 class TwoNames(nn.Module):

@@ -433,6 +433,15 @@ def _misfit(error: Exception, x: Inputs, every: bool = False) -> UserError | Non
     return UserError(f"the model cannot take the inputs of a task {form}: {text}")
 
 
+@contextmanager
+def explaining(who: str) -> Iterator[None]:
+    """Raise vmap's errors as advice for the user."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise explained(error, who) from error
+
+
 def explained(error: Exception, who: str) -> Exception:
     """vmap's errors as advice for the user; any other error unchanged."""
     text = " ".join(str(error).split())
@@ -440,6 +449,12 @@ def explained(error: Exception, who: str) -> Exception:
         return UserError(
             f"the {who} draws random numbers when it runs, which would make the inner loop's gradients"
             " irreproducible: remove the random operation, or call model.eval() first if that switches it off"
+        )
+    if "escaped from inside a function being vmapped" in text:
+        return UserError(
+            f"the {who} runs a part again on the way back, as torch.utils.checkpoint does, which cannot be done for"
+            " many tasks at once: call that part directly; checkpoint=True or micro_batch=, of gs.meta_step and"
+            " gs.train, take less memory"
         )
     if "must only return Tensors" in text:
         return UserError(f"the {who} must return one tensor for a task ({text})")
@@ -451,6 +466,8 @@ def explained(error: Exception, who: str) -> Exception:
         "vmap: We do not support",
         "vmap: It looks like you're",
         "under vmap transform is not allowed",
+        "must override the setup_context",
+        "data pointer of Tensor",
     )
     if any(sign in text for sign in signs):
         return UserError(f"the {who} uses an operation that cannot run for many tasks at once; replace it ({text})")

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradshare.engine.processes import Group
+from gradshare.engine.vmapped import explaining
 from gradshare.errors import UserError, check_number, check_whole
 from gradshare.learners.learner import Learner, Outcome, check_learner, check_state, value_or_type
 from gradshare.learners.optimisers import check_optimiser, step_if
@@ -68,11 +69,12 @@ def meta_step(
         raise UserError("a meta-step needs gradients: call it outside of torch.no_grad() and torch.inference_mode()")
     leaves = state.trainable()
     gradients: Sequence[Tensor | None]
-    if micro_batch is not None or checkpoint:
-        outcome, gradients = gradients_in_parts(learner, state, episodes, micro_batch or episodes.tasks)
-    else:
-        outcome = learner.outer_loss(state, episodes)
-        gradients = torch.autograd.grad(outcome.loss, list(leaves.values()), allow_unused=True)
+    with explaining("model"):
+        if micro_batch is not None or checkpoint:
+            outcome, gradients = gradients_in_parts(learner, state, episodes, micro_batch or episodes.tasks)
+        else:
+            outcome = learner.outer_loss(state, episodes)
+            gradients = torch.autograd.grad(outcome.loss, list(leaves.values()), allow_unused=True)
     if learner.group.size > 1:
         outcome, gradients = _of_all(learner.group, outcome, gradients, episodes.tasks)
     outcome = outcome._replace(fault=_fault(outcome.loss, gradients))
