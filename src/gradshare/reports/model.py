@@ -265,7 +265,11 @@ class Setting(NamedTuple):
     shots: Any
     method: Any
     tasks: Any
-    backbone: Any = None  # config.json has it if it is not conv4
+    backbone: Any = None  # config.json has this and the next if they are not the default
+    inner: Any = None
+    head_start: Any = None
+    adapt: Any = None
+    start: Any = None
 
     @property
     def title(self) -> str:
@@ -276,10 +280,16 @@ class Setting(NamedTuple):
 
     @property
     def row(self) -> str:
-        """The name of a row in the paper's table: MAML/5 is MAML with 5 tasks in a batch."""
+        """The name of a row in the paper's table: MAML/5 is MAML with 5 tasks in a batch; then what else it has."""
         name = "a run" if self.method is None else METHODS.get(text_of(self.method), text_of(self.method))
-        network = "" if self.backbone is None else f" with {text_of(self.backbone)}"
-        return f"{name if self.tasks is None else f'{name}/{text_of(self.tasks)}'}{network}"
+        more = " and ".join(word.format(text_of(value)) for word, value in self.special if value is not None)
+        return f"{name if self.tasks is None else f'{name}/{text_of(self.tasks)}'}{more and f' with {more}'}"
+
+    @property
+    def special(self) -> list[tuple[str, Any]]:
+        """The options that most runs do not have, in words."""
+        words = ("{}", "{}", "{} head", "{} adapted", "weights of {}")
+        return [*zip(words, (self.backbone, self.inner, self.head_start, self.adapt, self.start), strict=True)]
 
     @property
     def shape(self) -> str:
@@ -400,7 +410,7 @@ def _order(one: Experiment) -> list[tuple[float, str]]:
         *(sort_key(value) for value in (chosen.inner_lr, chosen.ways, chosen.shots)),
         (rank, method),
         (-tasks, rest),
-        (0.0, "" if chosen.backbone is None else text_of(chosen.backbone)),
+        *((0.0, "" if value is None else text_of(value)) for _, value in chosen.special),
     ]
 
 
