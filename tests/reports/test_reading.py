@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+import gradshare as gs
 from gradshare.errors import UserError
 from gradshare.experiments.presets import preset
+from gradshare.learners.fingerprint import fingerprint
 from gradshare.reports import compare_runs, read_run, read_runs
 from gradshare.reports.model import group, variant_of
+from gradshare.runs.config import TRAINING
 from gradshare.runs.folder import RunFolder
 from tests.support.reports import SHARED, make_run
 
@@ -166,6 +169,28 @@ def test_experiments_are_distinct_and_in_the_papers_order(tmp_path: Path) -> Non
         "MAML/5 on cub, 5-way 5-shot, inner rate 0.1",
         "MAML/5 on cub, 5-way 1-shot, inner rate 1.0",
         "MAML/5 on mini, 5-way 1-shot, inner rate 0.1",
+    ]
+
+
+def test_runs_from_python_are_told_apart_by_their_learners(tmp_path: Path) -> None:
+    for name, learner in {
+        "maml": gs.maml(gs.Conv4(filters=3)),
+        "momentum": gs.maml(gs.Conv4(filters=3), inner=gs.momentum(0.5)),
+        "zero": gs.boil(gs.Conv4(filters=3), inner_lr=0.2, head_start="zero-init"),
+        "prototypes": gs.proto_maml(gs.Conv4(filters=3)),
+    }.items():
+        for arm in ("original", "shared"):
+            make_run(tmp_path / name / arm, arm, [0.5])
+            options = json.loads((tmp_path / name / arm / "config.json").read_text())
+            kept = {key: value for key, value in options.items() if key in TRAINING or key in ("version", "arm")}
+            content = json.dumps(kept | {"fingerprint": fingerprint(learner)})
+            (tmp_path / name / arm / "config.json").write_text(content)
+    found = group(read_runs(tmp_path))
+    assert [(one.setting.title, [arm.name for arm in one.arms]) for one in found] == [
+        ("MAML/5, 5-way 1-shot, inner rate 0.1", ["original", "shared"]),
+        ("MAML/5 with Momentum(beta=0.5), 5-way 1-shot, inner rate 0.1", ["original", "shared"]),
+        ("Proto-MAML/5, 5-way 1-shot, inner rate 0.1", ["original", "shared"]),
+        ("BOIL/5 with zero-init head, 5-way 1-shot, inner rate 0.2", ["original", "shared"]),
     ]
 
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from gradshare.errors import UserError
 from gradshare.experiments.grid import Cell, failure_of, planned
-from gradshare.method.variants import VARIANTS, Variant, variant
-from gradshare.runs.config import recorded
+from gradshare.method.variants import INNER, VARIANTS, Variant, variant
+from gradshare.runs.config import FINGERPRINT, recorded
 from gradshare.runs.divergence import saturated
 from gradshare.runs.folder import Epoch, RunFolder, Score, Status, Test, find_runs
 
@@ -43,6 +43,7 @@ METHODS = {
     "sparse_maml": "sparse-MAML",
     "alfa": "ALFA",
 }
+INNER_CLASSES = {rule.partition(":")[2] for rule in INNER.values()}
 DATA = {"cub": "cub", "cub-resize": "cub", "mini": "mini"}  # our stores, and the paper's data set in each
 
 
@@ -355,7 +356,21 @@ def group(runs: list[Run]) -> list[Experiment]:
 
 
 def setting(run: Run) -> Setting:
-    return Setting(**{key: run.options.get(key) for key in Setting._fields} | {"inner_lr": whole_rate(run.options)})
+    """What the options of a run say; of a run from Python also what the fingerprint of its learner says."""
+    learner = run.options.get(FINGERPRINT)
+    options = (_made(learner) if isinstance(learner, dict) else {}) | run.options
+    return Setting(**{key: options.get(key) for key in Setting._fields} | {"inner_lr": whole_rate(options)})
+
+
+def _made(learner: dict[str, Any]) -> dict[str, Any]:
+    method, _, head = text_of(learner.get("algorithm")).partition(", head_start ")
+    inner = [link for link in learner.get("rule", ()) if text_of(link).partition("(")[0] in INNER_CLASSES]
+    return {
+        "method": method,
+        "inner_lr": learner.get("inner_lr"),
+        "inner": ", ".join(inner) or None,
+        "head_start": head if head not in ("", "prototypes") else None,
+    }
 
 
 def whole_rate(options: dict[str, Any]) -> Any:
