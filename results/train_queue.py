@@ -33,13 +33,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gradshare.experiments.presets import experiment, preset
+from gradshare.experiments.presets import Experiment, experiment, preset
 from gradshare.runs.config import RunConfig
 from gradshare.runs.folder import RunFolder
 from gradshare.runs.records import Epoch
 
 RESULTS = Path(__file__).resolve().parent
 PAPER, EARLIER = RESULTS / "paper", RESULTS / "earlier"
+PARTS = {"first": PAPER, "then": PAPER, "evidence": RESULTS / "evidence"}  # of a queue, in order: where its runs go
 MODELS, STATE = RESULTS.parent / "models", RESULTS.parent / "carry" / "queue_state"
 FINISHED, UNFINISHED = "finished.tar.gz", "unfinished.tar"
 PART, MOST_BACK = 15 * 2**20, 60 * 2**20  # bytes: of a file that comes back, and of all of them
@@ -90,13 +91,20 @@ def accuracies_in(folder: Path) -> list[float]:
 class Cell:
     """An experiment with a seed."""
 
-    name: str  # of the preset
+    name: str  # of its folder
     seed: int
-    first: bool  # one of the cells to finish first
+    part: str  # one of PARTS
+    preset: str
+    options: tuple[tuple[str, Any], ...]  # beside the preset and the options of all cells
 
     @property
     def label(self) -> str:
         return f"{self.name}/seed-{self.seed}"
+
+    @property
+    def home(self) -> Path:
+        """The folder that its run is collected in."""
+        return PARTS[self.part]
 
 
 class Queue:
@@ -106,8 +114,8 @@ class Queue:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         self.rule, self.options, self.data = Rule(**content["rule"]), content["options"], content.get("data", {})
         self.cells = [
-            Cell(experiment(name)._replace(arm=arm).name, seed, part == "first")
-            for part in ("first", "then")
+            cell_of(experiment(name)._replace(arm=arm), seed, part, group)
+            for part in PARTS
             for group in content.get(part, [])
             for seed in group["seeds"]
             for name in group["experiments"]
@@ -115,7 +123,7 @@ class Queue:
         ]
 
     def config(self, cell: Cell) -> RunConfig:
-        return preset(cell.name, seed=cell.seed, **self.options)
+        return preset(cell.preset, **{**self.options, **dict(cell.options), "seed": cell.seed})
 
     def due(self, cell: Cell, runs: Path) -> int:
         return due(accuracies_in(runs / cell.label), self.rule, self.config(cell).epochs)
@@ -132,15 +140,21 @@ class Queue:
         return self.ended(cell, runs) and (has_model or diverged is not None)
 
     def to_train(self) -> list[Cell]:
-        """What lacks a finished curve; then, of each experiment without a model, the seed that validated best."""
+        """What results/ lacks, part by part: curves; then the best seed of experiments without a model."""
         order: list[Cell] = []
-        for first in (True, False):
-            cells = [cell for cell in self.cells if cell.first == first]
-            order += [cell for cell in cells if not self.ended(cell, PAPER)]
-            for name in dict.fromkeys(cell.name for cell in cells):
+        for part, home in PARTS.items():
+            cells = [cell for cell in self.cells if cell.part == part]
+            order += [cell for cell in cells if not self.ended(cell, home)]
+            for name in dict.fromkeys(cell.name for cell in cells if home == PAPER):
                 if not (MODELS / name).exists() and not any(cell.name == name for cell in order):
                     order.append(max((cell for cell in cells if cell.name == name), key=lambda cell: best(PAPER, cell)))
         return order
+
+
+def cell_of(one: Experiment, seed: int, part: str, group: dict[str, Any]) -> Cell:
+    """A cell of a group; `called` stands for the method in the name of its folder where `options` make it another."""
+    name = one._replace(method=group.get("called", one.method)).name
+    return Cell(name, seed, part, one.name, tuple(group.get("options", {}).items()))
 
 
 def best(runs: Path, cell: Cell) -> float:
@@ -287,7 +301,7 @@ def advance(queue: Queue, given: argparse.Namespace) -> int:
 def plan(queue: Queue, given: argparse.Namespace) -> tuple[list[Cell], set[str]]:
     """What to train now, and which of it was begun: that comes first, the nearest to its end before the others."""
     runs: Path = given.runs
-    waiting = [cell for cell in queue.to_train() if not queue.complete(cell, runs)]
+    waiting = [cell for cell in queue.to_train() if cell.part in given.parts and not queue.complete(cell, runs)]
     data = {name: lacking(queue, name, given.archives) for name in {queue.config(cell).dataset for cell in waiting}}
     for name, reasons in data.items():
         if reasons:
@@ -428,14 +442,16 @@ def read_parts(folder: Path, name: str) -> bytes:
 # On the machine of the checkout.
 
 
-def show(queue: Queue, runs: Path, cells: Iterable[Cell]) -> None:
+def show(queue: Queue, runs: Path | None, cells: Iterable[Cell]) -> None:
+    """How far cells are, in a folder of runs; None: each where it is collected."""
     print(f"{'cell':<46} {'epochs':>6} {'best %':>7} {'epoch':>5} {'seconds':>8}  state")
     for cell in dict.fromkeys(cells):
-        accuracies, note = accuracies_in(runs / cell.label), note_of(cell, runs)
-        seconds = sum(line.train_seconds + line.val_seconds for line in RunFolder(runs / cell.label).timings())
+        at = runs or cell.home
+        accuracies, note = accuracies_in(at / cell.label), note_of(cell, at)
+        seconds = sum(line.train_seconds + line.val_seconds for line in RunFolder(at / cell.label).timings())
         best = max(accuracies, default=0.0)
         values = f"{100 * best:>7.1f} {accuracies.index(best) + 1:>5}" if accuracies else f"{'-':>7} {'-':>5}"
-        print(f"{cell.label:<46} {len(accuracies):>6} {values} {seconds:>8.0f}  {state_of(queue, cell, runs, note)}")
+        print(f"{cell.label:<46} {len(accuracies):>6} {values} {seconds:>8.0f}  {state_of(queue, cell, at, note)}")
 
 
 def state_of(queue: Queue, cell: Cell, runs: Path, note: Path) -> str:
@@ -447,32 +463,33 @@ def state_of(queue: Queue, cell: Cell, runs: Path, note: Path) -> str:
 
 
 def status(queue: Queue) -> int:
-    show(queue, PAPER, queue.cells)
-    first = [cell for cell in queue.cells if cell.first]
-    ended = {cell for cell in queue.cells if queue.ended(cell, PAPER)}
+    show(queue, None, queue.cells)
+    first = [cell for cell in queue.cells if cell.part == "first"]
+    ended = {cell for cell in queue.cells if queue.ended(cell, cell.home)}
     print(f"\nfinished: {len(ended.intersection(first))} of the first {len(first)}, {len(ended)} of {len(queue.cells)}")
     print("to train from the first epoch on, in this order (*: has a finished curve, and needs a model):")
     print("\n".join(f"  {cell.label}{' *' * (cell in ended)}" for cell in queue.to_train()))
     return 0
 
 
-def collect(folder: Path) -> int:
+def collect(queue: Queue, folder: Path) -> int:
     """Put finished runs and models in their place. Replaced runs go to results/earlier, replaced models go."""
-    content = read_parts(folder, FINISHED)
+    content, cells = read_parts(folder, FINISHED), {cell.label: cell for cell in queue.cells}
     with tempfile.TemporaryDirectory() as temporary:
         runs = Path(temporary)
         if content:
             with tarfile.open(fileobj=io.BytesIO(content)) as tar:
                 tar.extractall(runs, filter="data")
         for run in sorted(runs.glob("*/seed-*")):
-            cell = Cell(run.parent.name, int(run.name.removeprefix("seed-")), False)
-            keep_model(runs, cell)  # before its run moves
-            if accuracies_in(PAPER / cell.label) == accuracies_in(run):
+            cell = cells[f"{run.parent.name}/{run.name}"]
+            if cell.home == PAPER:
+                keep_model(runs, cell)  # before its run moves
+            if accuracies_in(cell.home / cell.label) == accuracies_in(run):
                 print(f"{cell.label}: is there already, with the same validations")
                 continue
-            if (PAPER / cell.label).exists():
-                print(f"{cell.label}: the run before it goes to {move(PAPER / cell.label, EARLIER / cell.label)}")
-            print(f"{cell.label}: in {move(run, PAPER / cell.label)}")
+            if (cell.home / cell.label).exists():
+                print(f"{cell.label}: the run before it goes to {move(cell.home / cell.label, EARLIER / cell.label)}")
+            print(f"{cell.label}: in {move(run, cell.home / cell.label)}")
     shutil.rmtree(STATE, ignore_errors=True)
     STATE.mkdir(parents=True)
     for path in sorted(folder.glob(f"{UNFINISHED}*")):
@@ -510,6 +527,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=9.3, help="the call is over by then")
     parser.add_argument("--start-until", type=float, default=1e9, help="begin no new cell after so many minutes")
     parser.add_argument("--workers", type=int, default=4, help="cells at once")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS], help="parts of the queue to train")
     parser.add_argument("--out", type=Path, default=Path("scratch/out"), help="where the files to bring back go")
     parser.add_argument("--state", type=Path, default=STATE, help="unfinished cells of an earlier call")
     parser.add_argument("--carried", type=Path, default=Path("carry/data"), help="archives, or parts, of this call")
@@ -519,9 +537,9 @@ def main() -> int:
     parser.add_argument("--cell", help=argparse.SUPPRESS)  # what a worker trains
     given = parser.parse_args()
     os.environ.setdefault("GRADSHARE_DATA", str(Path("scratch/data").resolve()))
-    if given.collect:
-        return collect(given.collect)
     queue = Queue(given.queue)
+    if given.collect:
+        return collect(queue, given.collect)
     if given.cell:
         cell = next(cell for cell in queue.cells if cell.label == given.cell)
         return work(queue, cell, given.runs, given.archives)
