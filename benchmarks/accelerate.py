@@ -59,9 +59,9 @@ NEW = (
     *("original/zero-init", "gate-only/zero-init", "tensor-gates/zero-init"),
 )
 RECIPES = (  # candidates for the GPU, after the small regimes: docs/log.md, 2026-11-18
-    *("original", "gate-only", "tensor-gates", "tensor-gates/gates10", "gate-only/gates10"),
-    *("gate-only/zero-init", "gate-only/zero-init/head4", "gate-only/zero-init/head16"),
-    *("tensor-gates/zero-init/head4/gates10", "length-keeping/zero-init/head4"),
+    *("original", "gate-only", "original/head4", "gate-only/head4", "gate-only/head16"),
+    *("gate-only/zero-init", "gate-only/zero-init/head4", "tensor-gates/gates10"),
+    *("batch-only/head4", "length-keeping/head4"),
 )
 SETS = {"core": CORE, "new": NEW, "all": (*CORE, *NEW), "recipes": RECIPES}
 LAST = "seconds"  # the measure that ends a cell
