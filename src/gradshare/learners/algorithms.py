@@ -451,7 +451,7 @@ def _first(sharing: Sharing, model: nn.Module, head: str | None) -> list[Rule]:
             "sharing is gs.GradientSharing(), a control such as gs.GateOnly(), its name, a rule of your own, or None,"
             f" not {short_repr(sharing)}"
         )
-    return [with_head(cast(Rule, rule), _under(model, head))]
+    return [with_head(cast(Rule, rule), lambda: _under(model, head))]
 
 
 def _inner(inner: Inner) -> list[Rule]:

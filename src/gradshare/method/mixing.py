@@ -5,6 +5,7 @@ Each changes one part of `GradientSharing`. `BodyOnly` and `LeftOut` are rules a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -12,7 +13,7 @@ import torch
 from torch.func import vmap
 
 from gradshare.errors import UserError
-from gradshare.method.rules import InnerStep, Moved, Rule, Tree, Weights
+from gradshare.method.rules import Chain, InnerStep, Moved, Rule, Tree, Weights
 from gradshare.method.sharing import (
     TYPICAL,
     GradientSharing,
@@ -202,9 +203,13 @@ class LeftOut(Wrapper):
         return moved._replace(direction=at.gradients) if out else moved
 
 
-def with_head(rule: Rule, head: tuple[str, ...]) -> Rule:
-    """The same rule, which knows the head of the model."""
-    return replace(rule, head=head) if isinstance(rule, BodyOnly) else rule
+def with_head(rule: Rule, head: Callable[[], tuple[str, ...]]) -> Rule:
+    """The same rule, where every `BodyOnly` in it knows the head of the model."""
+    if isinstance(rule, Chain):
+        return replace(rule, links=tuple(with_head(link, head) for link in rule.links))
+    if isinstance(rule, BodyOnly) and not rule.head:
+        rule = replace(rule, head=head())
+    return replace(rule, plain=with_head(rule.plain, head)) if isinstance(rule, Wrapper) else rule
 
 
 def body_sharing(norm: NormScope = "global") -> BodyOnly:
