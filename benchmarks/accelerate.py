@@ -19,7 +19,12 @@ best two and the controls with fresh seeds (4 x 5 trainings: 22 minutes on CUB, 
     python benchmarks/accelerate.py --regime cub-1shot mini-1shot --rates 1 --seeds 10 11 12 13 14 --jobs 4 \\
         --rules original gate-only BEST SECOND
 
-A training that is stopped goes on from its last epoch, in --runs. --tiny runs all of it on a CPU in a minute.
+A training that is stopped goes on from its last epoch, in --runs. On a machine that keeps ignored folders alone, add
+--out runs/accelerate, bring runs.csv back, and add its rows here (rows that are there twice do no harm):
+
+    tail -n +2 BROUGHT/runs.csv >> results/accelerate/runs.csv
+
+--tiny runs all of it on a CPU in a minute.
 """
 
 from __future__ import annotations
@@ -60,7 +65,7 @@ NEW = (
 )
 RECIPES = (  # candidates for the GPU, after the small regimes: docs/log.md, 2026-11-18
     *("original", "gate-only", "original/head4", "gate-only/head4", "gate-only/head16"),
-    *("gate-only/zero-init", "gate-only/zero-init/head4", "tensor-gates/gates10"),
+    *("gate-only/zero-init", "gate-only/zero-init/head4", "tensor-gates/head4/gates10"),
     *("batch-only/head4", "length-keeping/head4"),
 )
 SETS = {"core": CORE, "new": NEW, "all": (*CORE, *NEW), "recipes": RECIPES}
