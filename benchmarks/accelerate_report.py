@@ -57,21 +57,29 @@ def confirmed(results: Mapping[Any, dict[str, float]], regime: str) -> dict[tupl
 
 
 def section(name: str, table: Mapping[tuple[str, float], Seeds]) -> list[str]:
-    regime, by_rule = regimes.KNOWN[name], {rule: (rate, seeds) for (rule, rate), seeds in table.items()}
+    regime, by_rule = regimes.KNOWN[name], first_rates(table)
     unit = "accuracy in %" if regime.higher else "mean squared error"
-    level = last(by_rule["original"][1].values()) if "original" in by_rule else math.nan
+    level = last(by_rule["original"].values()) if "original" in by_rule else math.nan
     beside = [rule for rule in BESIDE if rule in by_rule]
     header = ["rule", "rate", "seeds", f"test, {unit}", *(f"test − {rule}" for rule in beside)]
     header += [f"start − {rule}" for rule in beside] + ["level"]
     fresh = all(seed >= CONFIRM for seeds in table.values() for seed in seeds)
     title = name if fresh else f"{name}, the seeds of the choice"
     lines = [f"## {title}", "", f"{regime.about}. {length(regime)}", "", row(header), row(["---"] * len(header))]
-    for rule, (rate, seeds) in by_rule.items():
+    for (rule, rate), seeds in table.items():
         cells = [rule, f"x{rate:g}", str(len(seeds)), plain(measure["test"] for measure in seeds.values())]
         for of in (final, start):
-            cells += [difference(seeds, by_rule[other][1], of, regime.higher, rule == other) for other in beside]
+            cells += [difference(seeds, by_rule[other], of, regime.higher, seeds is by_rule[other]) for other in beside]
         lines.append(row([*cells, reaching(seeds, level, regime.higher)]))
     return lines
+
+
+def first_rates(table: Mapping[tuple[str, float], Seeds]) -> dict[str, Seeds]:
+    """The seeds of each rule at its chosen rate: another rate that was trained too comes after it."""
+    found: dict[str, Seeds] = {}
+    for (rule, _), seeds in table.items():
+        found.setdefault(rule, seeds)
+    return found
 
 
 def length(regime: regimes.Regime) -> str:
@@ -140,7 +148,7 @@ def reaching(seeds: Seeds, level: float, higher: bool) -> str:
 
 def picture(tables: Mapping[str, Mapping[tuple[str, float], Seeds]], path: Path) -> None:
     """A panel for each regime: the difference of each rule to the original, at the start and at the end."""
-    shown = {name: {rule: seeds for (rule, _), seeds in table.items()} for name, table in tables.items()}
+    shown = {name: first_rates(table) for name, table in tables.items()}
     shown = {name: by_rule for name, by_rule in shown.items() if "original" in by_rule}
     if not shown:
         return
