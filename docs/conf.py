@@ -6,11 +6,10 @@ import inspect
 import re
 from typing import Any
 
+import torch
 from docutils import nodes
 from docutils.utils.math import latex2mathml
 from sphinx.application import Sphinx
-
-import torch
 
 import gradshare
 
@@ -63,9 +62,18 @@ GROUPS = {  # headings of the page of all names, and the modules that each is fo
     "Networks": ["engine.networks"],
     "Sharing and its controls": ["method.sharing", "method.controls"],
     "Rules of the inner loop": ["method.inner_optimisers", "method.rules", "method.testing"],
-    "Loops of your own": ["learners.learner", "learners.outer", "learners.graphs", "learners.optimisers", "method.state"],
+    "Loops of your own": [
+        "learners.learner",
+        "learners.outer",
+        "learners.graphs",
+        "learners.optimisers",
+        "method.state",
+    ],
     "Several processes, errors, and more": [],  # what no other heading has
 }
+
+
+HOME = gradshare._MODULE | gradshare._MODULES  # the module of each name
 
 
 def all_names(app: Sphinx, page: str, content: list[str]) -> None:
@@ -74,20 +82,25 @@ def all_names(app: Sphinx, page: str, content: list[str]) -> None:
         return
     left = dict.fromkeys(gradshare.__all__)
     for title, modules in GROUPS.items():
-        home = {name: module for name, module in {**gradshare._MODULE, **gradshare._MODULES}.items()}
-        chosen = [name for name in left if home[name] in modules or not modules]
+        chosen = sorted((name for name in left if HOME[name] in modules or not modules), key=place)
         content[0] += f"\n## {title}\n\n```{{eval-rst}}\n" + "\n".join(map(directive, chosen)) + "\n```\n"
         left = {name: None for name in left if name not in chosen}
+
+
+def place(name: str) -> tuple[str, int]:
+    """Where a name is defined: names are in the order of the code, which begins with the simplest."""
+    value = getattr(gradshare, name)
+    return HOME[name], 0 if inspect.ismodule(value) else inspect.getsourcelines(value)[1]
 
 
 def directive(name: str) -> str:
     """What documents a public name."""
     value = getattr(gradshare, name)
     if inspect.ismodule(value):
-        public = [one for one, found in vars(value).items() if getattr(found, "__module__", "") == value.__name__]
-        names = ", ".join(one for one in public if not one.startswith("_") and one == "check_rule")
-        return f".. py:module:: gradshare.{name}\n.. autofunction:: {value.__name__}.{names}"
-    if not inspect.isclass(value):
+        return f".. py:module:: gradshare.{name}\n.. autofunction:: gradshare.{name}.check_rule"
+    if inspect.isclass(value):
+        value.__name__ = name  # gs.momentum is a class with a capital; autodoc would say "alias of"
+    else:
         return f".. autofunction:: gradshare.{name}"
     members = "" if issubclass(value, torch.nn.Module | Exception) else "\n   :members:"
     return f".. autoclass:: gradshare.{name}{members}"
@@ -120,7 +133,8 @@ def plain_text(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines:
             parts = re.split(r"(`+[^`]*`+)", line)
             written.append("".join(re.sub(r"([*|\\]|_\b)", r"\\\1", part) if i % 2 == 0 else part
                                    for i, part in enumerate(parts)))  # fmt: skip
-    lines[:] = written
+    alone = what in ("attribute", "property")  # napoleon would read "words: more" in its first line as a type
+    lines[:] = ["..", "", *written] if alone else written
 
 
 def setup(app: Sphinx) -> None:

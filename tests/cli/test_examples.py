@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
-    path for pattern in ("*.md", "docs/*.md", "results/*.md", "benchmarks/*.md") for path in ROOT.glob(pattern)
+    path for pattern in ("*.md", "docs/*.md", "docs/notebooks/*.md", "results/*.md", "benchmarks/*.md") for path in ROOT.glob(pattern)
 )
 NOT_RUN = {"distributed.md": "trains for minutes"}  # page: why its code is not run here
 LONGEST = 120  # characters of a line

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import gradshare
+from tests.support.shared import made_once
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
@@ -41,17 +42,18 @@ def run(*words: str | Path, cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
+def build(folder: Path) -> None:
+    """The sdist, and the wheel that is built from it."""
+    files = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", cwd=ROOT).split("\0")
+    for name in filter(lambda name: name and (ROOT / name).is_file() and not name.startswith("results/"), files):
+        (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "source" / name).write_bytes((ROOT / name).read_bytes())
+    run(sys.executable, "-m", "build", "--outdir", folder / "dist", folder / "source", cwd=folder)
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist, and the wheel that is built from it."""
-    folder = tmp_path_factory.mktemp("dist")
-    files = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", cwd=ROOT).split("\0")
-    source = tmp_path_factory.mktemp("source")
-    for name in filter(lambda name: name and (ROOT / name).is_file() and not name.startswith("results/"), files):
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes((ROOT / name).read_bytes())
-    run(sys.executable, "-m", "build", "--outdir", folder, source, cwd=folder)
-    return folder
+    return made_once(tmp_path_factory, "release", build) / "dist"
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +65,13 @@ def wheel(built: Path) -> Path:
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment with the wheel and what it needs, and nothing else."""
-    folder = tmp_path_factory.mktemp("empty")
-    run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
-    found = folder / "venv" / "bin" / "python"
-    run(found, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", wheel, cwd=folder)
-    return found
+
+    def make(folder: Path) -> None:
+        run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
+        pip = folder / "venv" / "bin" / "pip"
+        run(pip, "install", "--quiet", "-c", ROOT / "constraints.txt", wheel, cwd=folder)
+
+    return made_once(tmp_path_factory, "empty", make) / "venv" / "bin" / "python"
 
 
 def test_the_files_of_the_wheel_and_the_sdist(built: Path, wheel: Path) -> None:
