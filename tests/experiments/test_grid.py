@@ -145,7 +145,7 @@ def test_the_table_of_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
         "b/seed-0": State("running", (epoch(1),), (3.0,), 4, Activity(0.5, "3/6", None)),
         "c/seed-0": State("failed", (), (), 2, reason="\x1b[31m it had to"),
     }
-    for width, shows_last in ((80, False), (140, True)):
+    for width, shows_last in ((92, False), (140, True)):
         monkeypatch.setenv("COLUMNS", str(width))
         console = Console(width=width, record=True, file=io.StringIO())
         console.print(status_table(states))
@@ -167,12 +167,13 @@ def test_the_table_of_a_grid_has_curves_on_one_scale(monkeypatch: pytest.MonkeyP
         "long": run(*(0.2 for _ in range(30)), *(0.9 for _ in range(10)), wanted=80),
         "new": run(),
     }
-    for width in (79, 100):
+    for width in (75, 80):
         monkeypatch.setenv("COLUMNS", str(width))
         console = Console(width=width, record=True, file=io.StringIO())
         console.print(status_table(states))
         curves = {line.split()[0]: re.findall("[▁-█][▁-█ ]*[▁-█]", line) for line in console.export_text().splitlines()}
-        if width == 79:
+        assert "Per epoch" not in console.export_text()
+        if width == 75:
             assert not any(curves.values())
         else:
             assert curves["low"] == ["▁▂▃"] and curves["high"] == ["▄ █"] and curves["new"] == []

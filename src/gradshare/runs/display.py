@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 REFRESH = 1.0  # seconds
 BARS, WIDTH = "▁▂▃▄▅▆▇█", 20  # of a curve on a terminal
+ROOM = {"Last epoch": 120, "Per epoch": 84, "Curve": 72}  # beside the names: with less, these columns are left out
 
 
 class Display(Protocol):
@@ -328,10 +329,8 @@ def status_table(states: Mapping[str, State], only: Sequence[Status] = ()) -> Gr
     limits = (min(values), max(values)) if values else (0.0, 0.0)
     rows = {name: _row(state, limits) for name, state in chosen.items()}
     columns = ["State", "Epoch", "Curve", "Last epoch", "Best val.", "Per epoch", "Left"]
-    if Console().width < 120 + max(map(len, rows), default=0):
-        columns.remove("Last epoch")
-    if not values or Console().width < 80 + max(map(len, rows), default=0):
-        columns.remove("Curve")
+    room = Console().width - max(map(len, rows), default=0)
+    columns = [one for one in columns if room >= ROOM.get(one, 0) and (values or one != "Curve")]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("Run", overflow="fold")
     for column in columns:
