@@ -35,8 +35,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def build_site(folder: Path) -> None:
     """The site as `make docs` builds it, with every notebook run anew."""
     source = shutil.copytree(ROOT / "docs", folder / "docs", ignore=shutil.ignore_patterns("_build", "__pycache__"))
-    for name in ("README.md", "CHANGELOG.md", "SECURITY.md", "results/last-gate.svg"):  # what pages include
-        (folder / name).parent.mkdir(exist_ok=True)
+    for name in ("README.md", "CHANGELOG.md", "SECURITY.md", "results/last-gate.svg", "results/paper/report.html"):
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)  # what pages include
         shutil.copy(ROOT / name, folder / name)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     words = ["--fail-on-warning", "--keep-going", "-d", folder / "doctrees", source, folder / "html"]
