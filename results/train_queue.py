@@ -2,7 +2,7 @@
 
     python results/train_queue.py --status            what is finished, and what is still to train
     python results/train_queue.py --minutes 9.3 --workers 4 --out $OUT --state carry/queue_state    on the GPU machine
-    python results/train_queue.py --collect FOLDER    put what a call brought back in its place, in this checkout
+    python results/train_queue.py --collect FOLDER    put what a call brought back in its place: results/paper, models
 
 A cell is finished when its best validation is 25 epochs back (counted once validation has passed 30 %, or from epoch
 75 on), or at the paper's own length. It is trained to the first epoch at which that can be so (`due`) and made longer
@@ -16,6 +16,7 @@ import argparse
 import fcntl
 import hashlib
 import io
+import json
 import os
 import shutil
 import signal
@@ -38,13 +39,14 @@ from gradshare.runs.folder import RunFolder
 from gradshare.runs.records import Epoch
 
 RESULTS = Path(__file__).resolve().parent
-PAPER, EARLIER, COLLECTED = RESULTS / "paper", RESULTS / "earlier", RESULTS / "queue_models.txt"
+PAPER, EARLIER = RESULTS / "paper", RESULTS / "earlier"
 PARTS = {"first": PAPER, "then": PAPER, "evidence": RESULTS / "evidence"}  # of a queue, in order: where its runs go
-MODELS, STATE = RESULTS.parent / "scratch" / "models", RESULTS.parent / "carry" / "queue_state"
+MODELS, STATE = RESULTS.parent / "models", RESULTS.parent / "carry" / "queue_state"
 FINISHED, UNFINISHED = "finished.tar.gz", "unfinished.tar"
 PART, MOST_BACK = 15 * 2**20, 60 * 2**20  # bytes: of a file that comes back, and of all of them
 PACKING = 20.0  # seconds kept at the end for stopping and packing
 BEST = 5  # epochs in the ensemble of the test
+LICENCE = "mit"  # of the models; their cards say the terms of the data
 
 
 class Library:
@@ -138,14 +140,14 @@ class Queue:
         return self.ended(cell, runs) and (has_model or diverged is not None)
 
     def to_train(self) -> list[Cell]:
-        """What results/ lacks, part by part: curves; then models, where the curves are older than this queue."""
-        with_model = {label.partition("/")[0] for label in collected()}
+        """What results/ lacks, part by part: curves; then the best seed of experiments without a model."""
         order: list[Cell] = []
         for part, home in PARTS.items():
             cells = [cell for cell in self.cells if cell.part == part]
             order += [cell for cell in cells if not self.ended(cell, home)]
-            coming = with_model | {cell.name for cell in order}
-            order += [cell for cell in cells if self.ended(cell, home) and cell.name not in coming]
+            for name in dict.fromkeys(cell.name for cell in cells if home == PAPER):
+                if not (MODELS / name).exists() and not any(cell.name == name for cell in order):
+                    order.append(max((cell for cell in cells if cell.name == name), key=lambda cell: best(PAPER, cell)))
         return order
 
 
@@ -155,9 +157,9 @@ def cell_of(one: Experiment, seed: int, part: str, group: dict[str, Any]) -> Cel
     return Cell(name, seed, part, one.name, tuple(group.get("options", {}).items()))
 
 
-def collected() -> set[str]:
-    """The cells that earlier calls trained and brought back."""
-    return set(COLLECTED.read_text(encoding="utf-8").split()) if COLLECTED.exists() else set()
+def best(runs: Path, cell: Cell) -> float:
+    """The best validation accuracy of a cell's run."""
+    return max(accuracies_in(runs / cell.label), default=0.0)
 
 
 # A worker: one cell, in a process of its own.
@@ -216,7 +218,8 @@ def train(library: Library, queue: Queue, cell: Cell, runs: Path, archives: Path
         with suppress(Longer):
             library.run(replace(config, epochs=until), folder, None, watch, data)
     if not (runs / "models" / cell.label).exists():
-        library.load_run(folder).save_pretrained(runs / "models" / cell.label)
+        saved = library.load_run(folder)
+        saved.save_pretrained(runs / "models" / cell.label, license=LICENCE, half_memory=True)
     summary = RunFolder(folder).summary()
     assert summary is not None and summary.test is not None
     best, ensemble = (100 * (score.accuracy or 0.0) for score in (summary.test.best, summary.test.ensemble))
@@ -387,7 +390,8 @@ def pack(queue: Queue, runs: Path, out: Path) -> None:
     """Write what comes back: finished cells with their models, and unfinished ones to go on from."""
     out.mkdir(parents=True, exist_ok=True)
     there = [cell for cell in dict.fromkeys(queue.cells) if RunFolder(runs / cell.label).exists()]
-    done = [cell for cell in there if queue.complete(cell, runs) and cell.label not in collected()]
+    wanted = queue.to_train()
+    done = [cell for cell in there if queue.complete(cell, runs) and cell in wanted]
     files = [path for cell in done for at in (runs, runs / "models") for path in files_in(at / cell.label)]
     left = MOST_BACK - write_parts(out, FINISHED, tar_of(files, runs, "w:gz") if files else b"")
     files = []
@@ -469,30 +473,42 @@ def status(queue: Queue) -> int:
 
 
 def collect(queue: Queue, folder: Path) -> int:
-    """Put finished runs and their models in their place; replaced runs go to results/earlier."""
-    labels, content, homes = collected(), read_parts(folder, FINISHED), {cell.label: cell.home for cell in queue.cells}
+    """Put finished runs and models in their place. Replaced runs go to results/earlier, replaced models go."""
+    content, cells = read_parts(folder, FINISHED), {cell.label: cell for cell in queue.cells}
     with tempfile.TemporaryDirectory() as temporary:
+        runs = Path(temporary)
         if content:
             with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-                tar.extractall(temporary, filter="data")
-        for run in sorted(Path(temporary).glob("*/seed-*")):
-            label = f"{run.parent.name}/{run.name}"
-            if label in labels:
-                print(f"{label}: was collected before")
+                tar.extractall(runs, filter="data")
+        for run in sorted(runs.glob("*/seed-*")):
+            cell = cells[f"{run.parent.name}/{run.name}"]
+            if cell.home == PAPER:
+                keep_model(runs, cell)  # before its run moves
+            if accuracies_in(cell.home / cell.label) == accuracies_in(run):
+                print(f"{cell.label}: is there already, with the same validations")
                 continue
-            place = homes.get(label, PAPER) / label
-            if place.exists():
-                print(f"{label}: the run before it goes to {move(place, EARLIER / label)}")
-            print(f"{label}: in {move(run, place)}")
-            if (model := Path(temporary) / "models" / label).exists():
-                print(f"{label}: model in {move(model, MODELS / label)}")
-            labels.add(label)
-    COLLECTED.write_text("".join(f"{label}\n" for label in sorted(labels)), encoding="utf-8")
+            if (cell.home / cell.label).exists():
+                print(f"{cell.label}: the run before it goes to {move(cell.home / cell.label, EARLIER / cell.label)}")
+            print(f"{cell.label}: in {move(run, cell.home / cell.label)}")
     shutil.rmtree(STATE, ignore_errors=True)
     STATE.mkdir(parents=True)
     for path in sorted(folder.glob(f"{UNFINISHED}*")):
         print(f"unfinished cells: in {shutil.copyfile(path, STATE / path.name)}")
     return 0
+
+
+def keep_model(runs: Path, cell: Cell) -> None:
+    """Put a cell's model into models/, unless the model of another seed that is there validated better."""
+    model, place = runs / "models" / cell.label, MODELS / cell.name
+    if not model.exists():
+        return
+    if place.exists():
+        kept = replace(cell, seed=json.loads((place / "config.json").read_text())["model"]["options"]["seed"])
+        if best(PAPER, kept) >= best(runs, cell):
+            print(f"{cell.label}: the model of seed {kept.seed} validated better and stays")
+            return
+        shutil.rmtree(place)
+    print(f"{cell.label}: model in {move(model, place)}")
 
 
 def move(source: Path, target: Path) -> Path:

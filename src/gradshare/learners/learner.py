@@ -327,15 +327,16 @@ class Learner:
         def support_losses(fast: Weights, k: int) -> Tensor:
             return self.losses(network.forward(fast, shared[k], inputs, inner=True), y, mask, inner=True)
 
-        found = adapt(
-            self._fast(network.start(self._start(state)), shared[0], inputs, y, mask, training),
-            support_losses,
-            self._rule(),
-            network.pack(state.learned),
-            network.pack(state.memory),
-            steps=steps,
-            total=total,
-        )
+        with vmapped.explaining("model"):
+            found = adapt(
+                self._fast(network.start(self._start(state)), shared[0], inputs, y, mask, training),
+                support_losses,
+                self._rule(),
+                network.pack(state.learned),
+                network.pack(state.memory),
+                steps=steps,
+                total=total,
+            )
         vars(self)["_rule_seen"] = True
         return found
 
