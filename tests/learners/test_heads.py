@@ -106,7 +106,7 @@ def test_head_starts_that_cannot_be() -> None:
     with pytest.raises(gs.UserError, match="head_start 'none' is not one of learned, zero-init, zero"):
         gs.maml(net(), head_start="none")  # type: ignore[arg-type]
     for learner in (lambda: gs.boil(net(), head_start="zero"), lambda: gs.maml(net(), adapt="0", head_start="zero")):
-        with pytest.raises(gs.UserError, match=r"needs a head that is adapted, and 5.weight, 5.bias are not"):
+        with pytest.raises(gs.UserError, match=r"all of the head is adapted: add 5.weight, 5.bias"):
             learner()
 
 
@@ -343,6 +343,15 @@ class HeadFirst(nn.Module):
 def test_a_head_that_is_named_starts_at_zero() -> None:
     assert gs.maml(HeadFirst(), head_start="zero", head="head").head == ("head.weight", "head.bias")
     assert gs.alfa(HeadFirst(), head_start="zero-init", head="head").head == ("head.weight", "head.bias")
+
+
+def test_a_zero_head_is_adapted_whole() -> None:
+    """Else a part of it would be zero for ever, or learned after all."""
+    with pytest.raises(gs.UserError, match=r"all of the head is adapted: add 5\.weight$"):
+        gs.maml(net(), adapt=["0", "5.bias"], head_start="zero")
+    with pytest.raises(gs.UserError, match="reptile learns what it adapts"):
+        gs.reptile(net(), adapt="5", head_start="zero")
+    assert gs.maml(net(), adapt="5", head_start="zero").adapted == ("5.weight", "5.bias")
 
 
 def test_a_head_that_is_partly_fixed_cannot_start_at_zero() -> None:
