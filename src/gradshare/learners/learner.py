@@ -23,6 +23,7 @@ from gradshare.method.network import Network, NormStatistics
 from gradshare.method.rules import Rule, Tree, Weights, checked, sum_of_tasks
 from gradshare.method.state import MetaState, check_fit
 
+MOST_STEPS = 1_000_000  # at test
 HeadStart = Literal["learned", "zero-init", "zero"]  # where the head of a task starts: the user's choice
 
 
@@ -305,7 +306,7 @@ class Learner:
         self._check(state)
         if steps is None:
             steps = self.steps
-        check_whole("steps", steps, 0 if self.head_start == "prototypes" else 1)
+        check_whole("steps", steps, 0 if self.head_start == "prototypes" else 1, MOST_STEPS)
         in_form = self._shared_of_steps(state, steps)
         trajectory, _ = self._adapt(state, in_form, x, y, mask, steps, training=False)
         shared = self._shared(state, steps - 1)
@@ -335,15 +336,16 @@ class Learner:
         def support_losses(fast: Weights, k: int) -> Tensor:
             return self.losses(network.forward(fast, shared[k], inputs, inner=True), y, mask, inner=True)
 
-        found = adapt(
-            self._fast(network.start(self._start(state)), shared[0], inputs, y, mask, training),
-            support_losses,
-            self._rule(),
-            network.pack(state.learned),
-            network.pack(state.memory),
-            steps=steps,
-            total=total,
-        )
+        with vmapped.explaining("model"):
+            found = adapt(
+                self._fast(network.start(self._start(state)), shared[0], inputs, y, mask, training),
+                support_losses,
+                self._rule(),
+                network.pack(state.learned),
+                network.pack(state.memory),
+                steps=steps,
+                total=total,
+            )
         vars(self)["_rule_seen"] = True
         return found
 
