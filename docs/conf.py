@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,12 @@ from docutils.utils.math import latex2mathml
 from sphinx.application import Sphinx
 
 import gradshare
+
+# Notebooks run with the settings here and not with those of whoever builds; kernels report errors alone.
+PROFILE = Path(__file__).parent / "_build" / "ipython" / "profile_default"
+PROFILE.mkdir(parents=True, exist_ok=True)
+(PROFILE / "ipython_kernel_config.py").write_text('c.Application.log_level = "ERROR"\n', encoding="utf-8")
+os.environ["IPYTHONDIR"] = str(PROFILE.parent)
 
 project = "gradshare"
 author = "The gradshare authors"
