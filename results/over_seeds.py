@@ -34,7 +34,7 @@ ARMS = ("original", "shared", "gate-only")
 CONTROLS = ("half-rate", "gate-only", "batch-only", "memory-only", "conditioned")
 MARKERS = {"shared": "o", "gate-only": "s", "batch-only": "v", "memory-only": "^", "conditioned": "D"}
 EARLY, AT = 20, 50  # epochs of every run of the controls, and the validation level of their table, %
-ABSENT = "–"
+ABSENT, UNBROKEN = "–", "\u00a0±\u00a0"
 
 
 class Kept:
@@ -348,7 +348,8 @@ def _bold(text: str, star: str) -> str:
 
 def _table(names: list[str], rows: list[list[str]]) -> str:
     lines = [names, ["---"] * len(names), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return text.replace(" ± ", UNBROKEN)
 
 
 # Pages and figures
