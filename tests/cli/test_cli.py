@@ -185,7 +185,7 @@ def test_compare_with_controls(blobs: Path, tmp_path: Path, monkeypatch: pytest.
     train_here(monkeypatch)
     words = ["--dataset", blobs, *SMALL, "--epochs", 2, "--iterations", 3, "--controls", "--out", tmp_path]
     said = call("compare", *words, "--preset", f"{MAML}~half-rate").out
-    arms = {"original", "shared", "half-rate", "gate-only", "batch-only", "memory-only"}
+    arms = {"original", "shared", "half-rate", "gate-only", "batch-only", "memory-only", "tensor-gates"}
     assert {path.parent.name for path in tmp_path.glob("*/DONE")} == arms
     assert {arm: options_in(tmp_path / arm)["inner_lr"] for arm in arms} == dict.fromkeys(arms, 0.1) | {
         "half-rate": 0.05
@@ -252,7 +252,7 @@ def test_list_and_show() -> None:
     assert lines[1].split() == ["cub-1shot-1task-maml", "cub", "750", "750,000"] and len(lines) == 98
     assert lines[-1].split() == ["all", "96", "57,600,000"]  # 24 x (750 + 150 + 1250 + 250) thousand
     few = call("grid", "list", "mini-5shot-5task-maml", "--controls", "--epochs", 2, "--no-hours").out
-    assert len(few.splitlines()) == 8 and "mini-5shot-5task-maml~memory-only" in few and " 2,000" in few
+    assert len(few.splitlines()) == 9 and "mini-5shot-5task-maml~memory-only" in few and " 2,000" in few
     shown = call("grid", "show", "cub-1shot-1task-mamlpp", "--epochs", 7).out
     assert "epochs          7           the command line" in shown and "dataset         cub-resize  paper" in shown
 

@@ -21,7 +21,7 @@ from gradshare.experiments.presets import (
     select,
 )
 from gradshare.learners.algorithms import multi_step_weights
-from gradshare.method.variants import CONTROLS
+from gradshare.method.variants import CONTROLS, VARIANTS
 from gradshare.runs.build import build_learner
 from gradshare.runs.config import RunConfig
 
@@ -30,6 +30,7 @@ FREE = {"seed", "eval_batch", "micro_batch", "checkpoint", "device", "engine", "
 RECIPES_OWN = {"multi_step_epochs", "first_order_epochs", "final_outer_rate"}
 
 EPOCHS = {("cub", 5): 150, ("mini", 5): 250, ("cub", 1): 750, ("mini", 1): 1250}
+OTHER_ARMS = [arm for arm in VARIANTS if arm not in ("original", "shared")]
 ALL_NAMES = [
     f"{data}-{shots}shot-{tasks}task-{method}{sharing}{rate}"
     for data, shots, tasks, method, sharing, rate in itertools.product(
@@ -41,7 +42,7 @@ ALL_NAMES = [
 def test_there_are_96_names_and_no_others() -> None:
     assert len(ALL_NAMES) == 96 and set(PRESETS) == set(ALL_NAMES)
     assert set(EVERY_ARM) - set(PRESETS) == {
-        f"{name}~{arm}" for name in ALL_NAMES if "+gs" not in name for arm in (*CONTROLS, "conditioned")
+        f"{name}~{arm}" for name in ALL_NAMES if "+gs" not in name for arm in OTHER_ARMS
     }
 
 
@@ -133,7 +134,7 @@ def test_every_row_of_other_papers_is_used() -> None:
 
 
 def test_controls_are_arms_of_the_same_experiment() -> None:
-    for arm in (*CONTROLS, "conditioned"):
+    for arm in OTHER_ARMS:
         config, original = preset(f"cub-1shot-5task-metasgd-10x~{arm}"), preset("cub-1shot-5task-metasgd-10x")
         different = {f.name for f in fields(RunConfig) if getattr(config, f.name) != getattr(original, f.name)}
         assert different == ({"arm", "inner_lr"} if arm == "half-rate" else {"arm"})
@@ -149,7 +150,7 @@ def test_controls_are_arms_of_the_same_experiment() -> None:
         (["*+gs*"], [], 48),
         (["cub-5shot-5task-maml", "cub-5shot-5task-m*"], [], 12),
         (["*~half-rate"], [], 48),
-        (["cub-5shot-5task-maml+gs"], ["original", "shared", *CONTROLS], 6),
+        (["cub-5shot-5task-maml+gs"], ["original", "shared", *CONTROLS], 7),
         (["mini-1shot-*-mamlpp*"], ["memory-only"], 4),
         (["cub-1shot-*task-maml"], ["original", "shared", "conditioned"], 6),
         (["cub-1shot-*task-maml*"], ["original", "my_rules:Additive"], 16),

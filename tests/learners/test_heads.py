@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import gradshare as gs
 from gradshare.learners.fingerprint import fingerprint
+from gradshare.method.mixing import BodyOnly, LeftOut
 from tests.support import reference
 from tests.support.cases import Case, assert_equal_to_reference, build, head_names, randomised
 from tests.support.learners import net, tasks
@@ -383,3 +384,13 @@ def test_a_head_that_is_partly_fixed_cannot_start_at_zero() -> None:
 def test_a_choice_that_chooses_nothing(adapt: Any, message: str) -> None:
     with pytest.raises(gs.UserError, match=message):
         gs.maml(gs.Conv4(filters=4, image=(1, 16, 16)), adapt=adapt)
+
+
+def test_sharing_of_the_body_leaves_the_named_head_alone_wherever_the_rule_is() -> None:
+    inside = gs.chain(LeftOut(BodyOnly(gs.GradientSharing()), "last"), gs.momentum(0.9))
+    for sharing in (BodyOnly(gs.GradientSharing()), inside):
+        for head, left in ((None, ("31.weight", "31.bias")), ("5", ("5.weight", "5.bias"))):
+            memory = gs.maml(deep(), sharing=sharing, head=head).init().memory["sharing"]["ghat"]
+            assert set(memory) == {name for name, _ in deep().named_parameters()} - set(left)
+    with pytest.raises(gs.UserError, match="no gradient of the body"):
+        gs.maml(deep(), adapt="31", sharing="equivariant").init()

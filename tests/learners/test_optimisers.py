@@ -293,3 +293,16 @@ def test_step_if_on_a_cpu_takes_no_step_at_all() -> None:
     sgd = torch.optim.SGD([leaf], lr=0.1, momentum=0.9)
     step_if(sgd, torch.tensor(False))
     assert not sgd.state and torch.equal(leaf, torch.ones(2))
+
+
+def test_gates_have_a_rate_of_their_own() -> None:
+    state = gs.maml_plus_plus(gs.Conv4(filters=2, image=(1, 16, 16)), sharing=gs.GradientSharing()).init(seed=0)
+    leaves = state.trainable()
+    before = {name: leaf.detach().clone() for name, leaf in leaves.items()}
+    adam = gs.optimiser(leaves, 1e-3, gates=10)  # of the leaves, as gs.train(optimiser=...) hands them over
+    for leaf in leaves.values():
+        leaf.grad = torch.ones_like(leaf)
+    adam.step()  # Adam's first step is its rate
+    for name, leaf in leaves.items():
+        gate = name.startswith(("learned/sharing", "learned/rates"))
+        torch.testing.assert_close(before[name] - leaf, torch.full_like(leaf, 1e-2 if gate else 1e-3))

@@ -15,9 +15,11 @@ import gradshare as gs
 from tests.support import models, reference
 from tests.support.cases import (
     ALGORITHMS,
+    BODY,
     CONDITIONED,
     CONTROLS,
     MATRIX,
+    OTHER_WAYS,
     SHARING,
     assert_adapts_alone,
     assert_equal_to_finite_differences,
@@ -62,6 +64,23 @@ def test_control_equals_a_loop_over_tasks(sharing: str, net: str) -> None:
 def test_conditioned_sharing_equals_a_loop_over_tasks(algorithm: str, sharing: str, net: str, tasks: int) -> None:
     entry, adapt_norm = MATRIX[net]
     assert_equal_to_reference(build(entry, algorithm, sharing, 2, adapt_norm), entry, tasks, iterations=3)
+
+
+@pytest.mark.parametrize("sharing", [*OTHER_WAYS, *BODY])
+@pytest.mark.parametrize("net", MATRIX)
+def test_other_ways_of_sharing_equal_a_loop_over_tasks(sharing: str, net: str) -> None:
+    entry, adapt_norm = MATRIX[net]
+    assert_equal_to_reference(build(entry, "maml", sharing, 3, adapt_norm), entry, tasks=3, iterations=3)
+
+
+@pytest.mark.parametrize("sharing", [*OTHER_WAYS, *BODY])
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in ("maml", "boil")])
+def test_other_ways_of_sharing_in_every_algorithm_equal_a_loop_over_tasks(algorithm: str, sharing: str) -> None:
+    if algorithm == "anil" and sharing in BODY:
+        with pytest.raises(gs.UserError, match="no gradient of the body"):
+            build(CONV4, algorithm, sharing).learner.init()
+        return
+    assert_equal_to_reference(build(CONV4, algorithm, sharing, 2), CONV4, tasks=2, iterations=3)
 
 
 @pytest.mark.parametrize("sharing", ["global", "tensor"])
@@ -242,7 +261,7 @@ def test_first_order_rates_of_one_step_equal_finite_differences() -> None:
     )
 
 
-@pytest.mark.parametrize("sharing", CONTROLS)
+@pytest.mark.parametrize("sharing", [*CONTROLS, *OTHER_WAYS, *BODY])
 def test_meta_gradient_of_a_control_equals_finite_differences(sharing: str) -> None:
     assert_equal_to_finite_differences(build(TANH_NORM, "maml", sharing), TANH_NORM, group_of)
 
@@ -324,7 +343,7 @@ def test_batch_norm_uses_the_batch_whatever_the_mode_and_running_statistics(mode
 
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "proto-maml"])
-@pytest.mark.parametrize("sharing", [name for name in SHARING if name != "alone"])
+@pytest.mark.parametrize("sharing", [name for name in SHARING if name not in ("alone", *BODY)])
 def test_zero_gradients_share_nothing_and_stay_finite(algorithm: str, sharing: str) -> None:
     entry = REGRESSION._replace(loss=flat)
     case = build(entry, algorithm, sharing, steps=3)
@@ -334,7 +353,8 @@ def test_zero_gradients_share_nothing_and_stay_finite(algorithm: str, sharing: s
         grads = meta_gradients(out.loss, state.trainable())
         assert out.loss == 1 and all((grad == 0).all() for grad in grads.values())
         state = dataclasses.replace(state, memory=out.memory)
-    for ghat in state.memory.get("sharing", {"ghat": {}})["ghat"].values():
+    memory = state.memory.get("sharing", {})
+    for ghat in memory.get("ghat", memory.get("bank", {})).values():
         assert (ghat == 0).all()
 
 

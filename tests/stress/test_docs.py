@@ -23,6 +23,7 @@ from tests.support.shared import made_once
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.md"))
+OF_RESULTS = ("results/accelerate/report.md", "results/accelerate/report.svg")
 MOST_SECONDS = 240  # of processor time for all notebooks, on two cores
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on the PATH")
 
@@ -35,7 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def build_site(folder: Path) -> None:
     """The site as `make docs` builds it, with every notebook run anew."""
     source = shutil.copytree(ROOT / "docs", folder / "docs", ignore=shutil.ignore_patterns("_build", "__pycache__"))
-    for name in ("README.md", "CHANGELOG.md", "SECURITY.md", "results/paper/report.html"):
+    for name in ("README.md", "CHANGELOG.md", "SECURITY.md", "results/paper/report.html", *OF_RESULTS):
         (folder / name).parent.mkdir(exist_ok=True, parents=True)  # what pages include
         shutil.copy(ROOT / name, folder / name)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

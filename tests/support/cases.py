@@ -14,6 +14,17 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import gradshare as gs
+from gradshare.method.controls import TensorGates
+from gradshare.method.mixing import (
+    Additive,
+    LengthKeeping,
+    MeanSharing,
+    Retrieval,
+    TensorGatedSharing,
+    body_sharing,
+    equivariant_sharing,
+    sharing_but,
+)
 from tests.support import reference
 from tests.support.models import CONV4, REGRESSION, RELU_NORM, Model
 from tests.support.reference import Method
@@ -48,8 +59,23 @@ SHARING = {
     "memory only, tensor": (gs.MemoryOnly(norm="tensor"), "memory", "tensor"),
     "conditioned, global": (gs.GradientSharing(norm="global", conditioned=True), "agree", "global"),
     "conditioned, tensor": (gs.GradientSharing(norm="tensor", conditioned=True), "agree", "tensor"),
+    "gates by tensor only": (TensorGates(), "gate", "global"),
+    "gates by tensor, global": (TensorGatedSharing(norm="global"), "share", "global"),
+    "gates by tensor, tensor": (TensorGatedSharing(norm="tensor"), "share", "tensor"),
+    "additive, global": (Additive(norm="global"), "add", "global"),
+    "additive, tensor": (Additive(norm="tensor"), "add", "tensor"),
+    "mean length": (MeanSharing(), "mean", "global"),
+    "length-keeping, global": (LengthKeeping(norm="global"), "turn", "global"),
+    "length-keeping, tensor": (LengthKeeping(norm="tensor"), "turn", "tensor"),
+    "retrieval": (Retrieval(), "bank", "global"),
+    "not first, tensor": (sharing_but("first", "tensor"), "share, not first", "tensor"),
+    "not last, global": (sharing_but("last"), "share, not last", "global"),
+    "body, global": (body_sharing(), "share, body", "global"),
+    "equivariant, tensor": (equivariant_sharing("tensor"), "share, not first, body", "tensor"),
 }
 CONTROLS = [name for name in SHARING if "only" in name]
+BODY = [name for name in SHARING if name.startswith(("body", "equivariant"))]
+OTHER_WAYS = [name for name in list(SHARING)[10:] if name not in BODY]
 CONDITIONED = [name for name in SHARING if "conditioned" in name]
 MATRIX = {"conv4": (CONV4, False), "batch norm net, adapted": (RELU_NORM, True), "regression": (REGRESSION, False)}
 
@@ -81,14 +107,16 @@ def build(
         steps=steps,
         adapted=adapted_by(algorithm, model, adapt_norm),
         rates=RATES.get(algorithm, "constant"),
-        first=first,
+        first=first.partition(",")[0],
+        left_out=next((step for step in ("first", "last") if f"not {step}" in first), ""),
+        body_only="body" in first,
         norm=norm,
         first_order=algorithm == "first order",
         step_weights=(1 / steps,) * steps if algorithm == "maml++" else None,
         loss=LOSSES.get(entry.loss, entry.loss),
         inner=algorithm if algorithm in ("momentum", "adam") else "none",
         special=SPECIAL.get(algorithm, "none"),
-        head=head_names(model) if algorithm == "proto-maml" else (),
+        head=head_names(model) if algorithm == "proto-maml" or "body" in first else (),
         start="prototypes" if algorithm == "proto-maml" else "learned",
     )
     return Case(model, learner, method)
@@ -165,10 +193,11 @@ def disagreements(case: Case, state: Any, out: Any, expected: reference.Outer) -
 
 
 def memory_disagreements(case: Case, memory: dict[str, Any], expected: reference.Outer) -> Iterator[str]:
-    yield "" if bool(memory["seen"]) else "memory: not seen"
-    yield "" if set(memory["ghat"]) == set(case.method.shared) else f"memory of {list(memory['ghat'])}"
+    newest = memory["ghat"] if "ghat" in memory else {name: bank[:, 0] for name, bank in memory["bank"].items()}
+    yield "" if bool(memory["seen"] if "seen" in memory else memory["filled"][0]) else "memory: not seen"
+    yield "" if set(newest) == set(case.method.shared) else f"memory of {list(newest)}"
     for name, ghat in expected.ghat.items():
-        ours = memory["ghat"][name]
+        ours = newest[name]
         yield "" if not ours.requires_grad else f"memory of {name} has a gradient"
         if (
             case.method.norm == "tensor" and name in expected.rounding
@@ -190,7 +219,9 @@ def assert_equal_to_reference(case: Case, entry: Model, tasks: int, iterations: 
         wrong = [line for line in disagreements(case, state, out, expected) if line]
         assert not wrong, "\n".join([f"meta-iteration {i + 1}:", *wrong])
         state = dataclasses.replace(state, memory=out.memory)
-        theirs = dataclasses.replace(state, memory={"sharing": {"ghat": expected.ghat, "seen": True}})
+        if out.memory:
+            memory = reference.next_memory(theirs, expected.ghat, case.method)
+            theirs = dataclasses.replace(state, memory={"sharing": memory})
 
 
 def assert_adapts_alone(case: Case, entry: Model, seen: bool) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import gradshare as gs
+from gradshare.method.variants import first_link
 from tests.support.kernel_tools import (
     DEVICE,
     GPU,
@@ -102,6 +103,8 @@ SHARINGS = {
     "memory only by tensor": gs.MemoryOnly("tensor"),
     "conditioned": gs.GradientSharing(conditioned=True),
     "conditioned by tensor": gs.GradientSharing("tensor", conditioned=True),
+    **{arm: first_link(arm) for arm in ("tensor-gates", "shared-tensor-gates", "additive", "mean-length")},
+    **{arm: first_link(arm) for arm in ("length-keeping", "retrieval", "not-first", "equivariant")},
 }
 EVERY = {f"{a}, {b}": (make, sharing, SMALL) for a, make in ALGORITHMS.items() for b, sharing in SHARINGS.items()}
 SOME = {  # each takes the interpreter five seconds

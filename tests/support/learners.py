@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import gradshare as gs
+from gradshare.method.variants import first_link
 
 # The gradient of a bias before batch norm is rounding error. Per-tensor sharing makes its length 1, and ALFA sees it.
 ALGORITHMS: dict[str, Callable[..., gs.Learner]] = {
@@ -31,6 +32,8 @@ SHARINGS = {
     "global": gs.GradientSharing("global"),
     "tensor": gs.GradientSharing("tensor"),
     "conditioned": gs.GradientSharing(conditioned=True),
+    **{name: first_link(name) for name in ("tensor-gates", "shared-tensor-gates", "additive", "mean-length")},
+    **{name: first_link(name) for name in ("length-keeping", "retrieval", "not-first", "not-last")},
 }
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
 every_sharing = pytest.mark.parametrize("sharing", SHARINGS.values(), ids=SHARINGS)

@@ -27,7 +27,9 @@ class Method(NamedTuple):
     adapted: tuple[str, ...]  # names of the weights that the inner loop moves
     rate: float = 0.1  # alpha
     rates: str = "constant"  # "constant"; or learned, one per "element" (Meta-SGD) or "tensor and step" (MAML++)
-    first: str = "none"  # first link: none, share, agree, gate, batch or memory
+    first: str = "none"  # first link: none, share, agree, gate, batch, memory, add, mean, turn or bank
+    left_out: str = ""  # the first or the last step, which takes the task's own gradient
+    body_only: bool = False  # whether the head takes its own gradient
     norm: str = "global"  # scope of the norm in eq. 1
     first_order: bool = False
     step_weights: tuple[float, ...] | None = None  # of the query loss after each step; None: the last alone
@@ -40,7 +42,8 @@ class Method(NamedTuple):
 
     @property
     def shared(self) -> tuple[str, ...]:
-        return tuple(n for n in self.adapted if self.start != "prototypes" or n not in self.head)
+        own_head = self.body_only or self.start == "prototypes"
+        return tuple(n for n in self.adapted if not own_head or n not in self.head)
 
 
 class Outer(NamedTuple):
@@ -163,30 +166,34 @@ def shared_directions(G: list[Weights], k: int, state: Any, method: Method) -> t
             [{n: own[n] for n in method.shared} for own in G], k, state, method._replace(adapted=method.shared)
         )
         return [{**G[t], **D[t]} for t in range(len(G))], ghat
+    if method.left_out:
+        D, ghat = shared_directions(G, k, state, method._replace(left_out=""))
+        return (G if k == left_out(method) else D), ghat
     names = method.adapted
     s = {n: sum(G[t][n] for t in range(len(G))) for n in names}
     g = {n: unit(s[n], list(s.values()) if method.norm == "global" else [s[n]]) for n in names}  # eq. 1
     if method.first == "none":
         return G, g
-    lam = torch.sigmoid(state.learned["sharing"]["lam"][k])
     if method.first == "gate":
-        return [{n: (1 - lam) * G[t][n] for n in names} for t in range(len(G))], g
+        return [{n: (1 - gate(state, k, n)) * G[t][n] for n in names} for t in range(len(G))], g
+    if method.first == "mean":
+        g = {n: s[n] / len(G) for n in names}
+    if method.first == "bank":
+        return [retrieved(G[t], k, state) for t in range(len(G))], g
     memory = state.memory.get("sharing", {})
     seen = bool(memory.get("seen", False))
     ghat = g  # eq. 2
     if seen and method.first != "batch":
-        learns_m = method.first in ("share", "agree")
+        learns_m = method.first != "memory"
         m = torch.sigmoid(state.learned["sharing"]["m"][k]) if learns_m else 0.5  # no m to learn: m = 0
         ghat = {n: m * g[n] + (1 - m) * memory["ghat"][n][k].detach() for n in names}  # eq. 3
     if method.first == "memory":  # earlier tasks only
         if not seen:
             return G, ghat
         before = memory["ghat"]
-        return [{n: lam * before[n][k] + (1 - lam) * G[t][n] for n in names} for t in range(len(G))], ghat
-    if method.first == "agree":
-        lams = [{n: own_gate(G[t], n, k, state, method) for n in names} for t in range(len(G))]
-        return [{n: lams[t][n] * ghat[n] + (1 - lams[t][n]) * G[t][n] for n in names} for t in range(len(G))], ghat
-    return [{n: lam * ghat[n] + (1 - lam) * G[t][n] for n in names} for t in range(len(G))], ghat  # eq. 4
+        ghat, before = {n: before[n][k] for n in names}, ghat
+        return [mixed(G[t], ghat, k, state, method) for t in range(len(G))], before
+    return [mixed(G[t], ghat, k, state, method) for t in range(len(G))], ghat
 
 
 def lone_direction(G: Weights, k: int, state: Any, method: Method) -> Weights:
@@ -196,15 +203,65 @@ def lone_direction(G: Weights, k: int, state: Any, method: Method) -> Weights:
     if method.shared != method.adapted:
         body = {n: G[n] for n in method.shared}
         return {**G, **lone_direction(body, k, state, method._replace(adapted=method.shared))}
-    lam, memory = torch.sigmoid(state.learned["sharing"]["lam"][k]), state.memory.get("sharing", {})
+    if method.left_out and k == left_out(method):
+        return G
     if method.first == "gate":
-        return {n: (1 - lam) * G[n] for n in G}
+        return {n: (1 - gate(state, k, n)) * G[n] for n in G}
+    if method.first == "bank":
+        return retrieved(G, k, state)
+    memory = state.memory.get("sharing", {})
     if not bool(memory["seen"]):
         return G
+    return mixed(G, {n: memory["ghat"][n][k] for n in G}, k, state, method)
+
+
+def left_out(method: Method) -> int:
+    return 0 if method.left_out == "first" else method.steps - 1
+
+
+def gate(state: Any, k: int, n: str) -> Tensor:
+    """sig(lambda) of a step, or of a step and a tensor."""
+    learned = state.learned["sharing"]
+    return torch.sigmoid(learned["gates"][n][k] if "gates" in learned else learned["lam"][k])
+
+
+def mixed(G: Weights, ghat: Weights, k: int, state: Any, method: Method) -> Weights:
+    """Equation 4, or another way to put a task's gradient and the shared vector together."""
     if method.first == "agree":
         lams = {n: own_gate(G, n, k, state, method) for n in G}
-        return {n: lams[n] * memory["ghat"][n][k] + (1 - lams[n]) * G[n] for n in G}
-    return {n: lam * memory["ghat"][n][k] + (1 - lam) * G[n] for n in G}
+        return {n: lams[n] * ghat[n] + (1 - lams[n]) * G[n] for n in G}
+    if method.first == "add":
+        return {n: G[n] + state.learned["sharing"]["s"][k] * ghat[n] for n in G}
+    if method.first == "turn":
+        scope = {n: list(G) if method.norm == "global" else [n] for n in G}
+        lam, keep = gate(state, k, ""), 1 - torch.sigmoid(state.learned["sharing"]["gate"][k])
+        between = {n: (1 - lam) * unit(G[n], [G[o] for o in scope[n]]) + lam * ghat[n] for n in G}
+        length = {n: sum((unit(G[o], [G[i] for i in scope[n]]) * G[o]).sum() for o in scope[n]) for n in G}
+        return {n: keep * length[n] * unit(between[n], [between[o] for o in scope[n]]) for n in G}
+    return {n: gate(state, k, n) * ghat[n] + (1 - gate(state, k, n)) * G[n] for n in G}
+
+
+def retrieved(G: Weights, k: int, state: Any) -> Weights:
+    """The stored sums, weighted by their cosines to the gradient, beside the gradient."""
+    learned, memory = state.learned["sharing"], state.memory["sharing"]
+    slots = [b for b in range(len(memory["filled"])) if memory["filled"][b]]
+    if not slots:
+        return G
+    own = torch.cat([G[n].flatten() for n in G])
+    bank = [torch.cat([memory["bank"][n][k][b].flatten() for n in G]) for b in slots]
+    cosines = torch.stack([own @ old / own.norm() if own.norm() > 0 else own.sum() * 0 for old in bank])
+    w = torch.softmax(learned["c"][k] * cosines * 10, 0)
+    s = learned["s"][k]
+    return {n: G[n] + s * sum(w[i] * memory["bank"][n][k][b] for i, b in enumerate(slots)) for n in G}
+
+
+def next_memory(state: Any, stored: Weights, method: Method) -> dict[str, Any]:
+    """The memory of sharing after a meta-iteration that stored these vectors, [K, *shape]."""
+    if method.first != "bank":
+        return {"ghat": stored, "seen": True}
+    bank, filled = state.memory["sharing"]["bank"], state.memory["sharing"]["filled"]
+    newest = {n: torch.cat([stored[n].unsqueeze(1), bank[n][:, :-1]], 1) for n in stored}
+    return {"bank": newest, "filled": torch.cat([filled.new_ones(1), filled[:-1]])}
 
 
 def own_gate(G: Weights, n: str, k: int, state: Any, method: Method) -> Tensor:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import gradshare as gs
+from gradshare.method.variants import first_link
 from gradshare.runs import checkpoints
 from gradshare.runs.evaluate import evaluate
 from gradshare.runs.torchrun import ends_at_once
@@ -59,6 +60,8 @@ SHARING: dict[str, Any] = {
     "conditioned, global": gs.GradientSharing("global", conditioned=True),
     "conditioned, tensor": gs.GradientSharing("tensor", conditioned=True),
     "sharing, then momentum": with_momentum(),
+    **{arm: first_link(arm, "tensor") for arm in ("shared-tensor-gates", "additive", "mean-length", "length-keeping")},
+    **{arm: first_link(arm) for arm in ("tensor-gates", "retrieval", "not-first", "not-last")},
 }
 ROUGH = ("alfa", "adam")  # they make steps of what is rounding error (a mean that is 0), so long trainings drift apart
 LONG = ("tensor", "memory only, global", "conditioned, global")

@@ -52,7 +52,7 @@ def compare(
     out
         Folder for the runs and the report. Run the command again to go on where it stopped.
     controls
-        Also train the four controls: half-rate, gate-only, batch-only, memory-only.
+        Also train the controls: half-rate, gate-only, batch-only, memory-only, tensor-gates.
     jobs
         Arms trained at a time, each in a process of its own; 0 is one for each core, or one with a GPU.
     log
@@ -121,7 +121,7 @@ def list_presets(
     patterns
         Names, with `*` for anything: `cub-*-5task-*`. All, if there are none.
     controls
-        Also the four controls: half-rate, gate-only, batch-only, memory-only.
+        Also the controls: half-rate, gate-only, batch-only, memory-only, tensor-gates.
     hours
         Whether to estimate the hours.
     """
@@ -224,7 +224,7 @@ def run(
     seeds
         Each experiment with each of these seeds.
     controls
-        Also the four controls: half-rate, gate-only, batch-only, memory-only.
+        Also the controls: half-rate, gate-only, batch-only, memory-only, tensor-gates.
     """
     if not patterns:
         raise UserError(

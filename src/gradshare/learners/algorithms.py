@@ -13,8 +13,8 @@ from torch import nn
 from gradshare.engine import vmapped
 from gradshare.errors import UserError, check_range, check_whole, short_repr
 from gradshare.learners.learner import HeadStart, Learner
-from gradshare.method.heads import BodyOnly
 from gradshare.method.losses import LOSSES, Loss
+from gradshare.method.mixing import BodyOnly, with_head
 from gradshare.method.preconditioners import Alfa, Curvature, Mask
 from gradshare.method.rules import Rule, chain, rate_per_element, rate_per_tensor_and_step, scale, stop_gradient
 from gradshare.method.state import flatten
@@ -86,7 +86,7 @@ def maml(
         >>> gs.maml(gs.Conv4(), inner_lr=0.1, steps=5, sharing=gs.GradientSharing()).steps
         5
     """
-    links = [*_first(sharing), *_inner(inner), scale(_rate(inner_lr))]
+    links = [*_first(sharing, model, head), *_inner(inner), scale(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
     return _learner("maml", model, adapted, links, steps, loss, inner_loss, head_start, head)
 
@@ -106,7 +106,7 @@ def first_order_maml(
     head: str | None = None,
 ) -> Learner:
     """MAML with the task gradients as constants (Finn et al., 2017, 5.2). Arguments as `maml`."""
-    links = [stop_gradient(), *_first(sharing), *_inner(inner), scale(_rate(inner_lr))]
+    links = [stop_gradient(), *_first(sharing, model, head), *_inner(inner), scale(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
     return _learner("first_order_maml", model, adapted, links, steps, loss, inner_loss, head_start, head)
 
@@ -126,7 +126,7 @@ def meta_sgd(
     head: str | None = None,
 ) -> Learner:
     """Meta-SGD (Li et al., 2017): a learned rate per weight, all starting at `inner_lr`. Arguments as `maml`."""
-    links = [*_first(sharing), *_inner(inner), rate_per_element(_rate(inner_lr))]
+    links = [*_first(sharing, model, head), *_inner(inner), rate_per_element(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
     return _learner("meta_sgd", model, adapted, links, steps, loss, inner_loss, head_start, head)
 
@@ -148,7 +148,7 @@ def anil(
     Args:
         head: name of the submodule to adapt; None is the module that owns the last parameter.
     """
-    links = [*_first(sharing), *_inner(inner), scale(_rate(inner_lr))]
+    links = [*_first(sharing, model, head), *_inner(inner), scale(_rate(inner_lr))]
     return _learner("anil", model, _under(model, head), links, steps, loss, inner_loss, head_start, head)
 
 
@@ -175,7 +175,7 @@ def boil(
         >>> gs.boil(gs.Conv4(), sharing=gs.GradientSharing()).adapted[-2:]
         ('convs.3.weight', 'convs.3.bias')
     """
-    links, kept = [*_first(sharing), *_inner(inner), scale(_rate(inner_lr))], _under(model, head)
+    links, kept = [*_first(sharing, model, head), *_inner(inner), scale(_rate(inner_lr))], _under(model, head)
     adapted = tuple(name for name in _chosen(model, adapt_norm, None) if name not in kept)
     if not adapted:
         raise UserError(f"boil adapts all but the head, and the model has only {', '.join(kept)}")
@@ -219,7 +219,7 @@ def proto_maml(
         raise UserError(f"proto_maml needs a head that is an nn.Linear with a trained bias, not {short_repr(owner)}")
     chosen = {*_chosen(model, adapt_norm, adapt), *names}
     adapted = tuple(name for name in _trainable(model, lambda name: True) if name in chosen)
-    first = _first(sharing)
+    first = _first(sharing, model, head)
     if first and (steps == 0 or len(adapted) == len(names)):
         raise UserError(
             "no gradient of the body is there to share: give no sharing (arm original), or adapt the body in steps"
@@ -259,7 +259,7 @@ def reptile(
         >>> bool(gs.meta_step(learner, state, sgd, episodes).taken)
         True
     """
-    links = [*_first(sharing), *_inner(inner), scale(_rate(inner_lr))]
+    links = [*_first(sharing, model, head), *_inner(inner), scale(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
     learner = _learner("reptile", model, adapted, links, steps, loss, inner_loss, head_start, head, outer="reptile")
     if learned := flatten(learner.init().learned, "learned"):
@@ -316,7 +316,7 @@ def maml_plus_plus(
     adapted = _chosen(model, adapt_norm, adapt)
     names = _norm_names(model) if per_step_norm or (per_step_norm is None and not adapt_norm) else ()
     names = tuple(name for name in names if name not in adapted)
-    links = [*_first(sharing), *_inner(inner), rate_per_tensor_and_step(_rate(inner_lr))]
+    links = [*_first(sharing, model, head), *_inner(inner), rate_per_tensor_and_step(_rate(inner_lr))]
     schedule = Schedule(plan, steps, chain(stop_gradient(), *links), chain(*links))
     more: dict[str, Any] = {"per_step": names, "schedule": schedule, "final_outer_rate": plan.final_outer_rate}
     return _learner("maml_plus_plus", model, adapted, links, steps, loss, inner_loss, head_start, head, **more).at(0)
@@ -341,7 +341,7 @@ def meta_curvature(
     w <- w - inner_lr * (D x1 M_o x2 M_i x3 M_f) for filters, and M_o D M_i^T for matrices, with all M starting at the
     identity. Biases move as in MAML. The matrix M_i of a layer with n inputs has n * n elements.
     """
-    links = [*_first(sharing), *_inner(inner), Curvature(), scale(_rate(inner_lr))]
+    links = [*_first(sharing, model, head), *_inner(inner), Curvature(), scale(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
     return _learner("meta_curvature", model, adapted, links, steps, loss, inner_loss, head_start, head)
 
@@ -365,7 +365,7 @@ def sparse_maml(
     w <- w - inner_lr * relu(M) * D, with an element of M, starting at 1, for each weight. Where M falls to 0 or below,
     the weight is not adapted any more. Arguments as `maml`.
     """
-    links = [*_first(sharing), *_inner(inner), Mask(), scale(_rate(inner_lr))]
+    links = [*_first(sharing, model, head), *_inner(inner), Mask(), scale(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
     return _learner("sparse_maml", model, adapted, links, steps, loss, inner_loss, head_start, head)
 
@@ -389,7 +389,7 @@ def alfa(
     It sees the means of w and D over each weight tensor, and gives alpha and beta for each task, tensor and step. They
     start at alpha = inner_lr and beta = 0. Arguments as `maml`.
     """
-    links = [*_first(sharing), *_inner(inner), Alfa(_rate(inner_lr))]
+    links = [*_first(sharing, model, head), *_inner(inner), Alfa(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
     return _learner("alfa", model, adapted, links, steps, loss, inner_loss, head_start, head)
 
@@ -436,7 +436,7 @@ def _rate(inner_lr: float) -> float:
     return rate
 
 
-def _first(sharing: Sharing) -> list[Rule]:
+def _first(sharing: Sharing, model: nn.Module, head: str | None) -> list[Rule]:
     """The first link of the chain, if there is one."""
     if isinstance(sharing, str):
         row = variant(sharing)
@@ -451,7 +451,7 @@ def _first(sharing: Sharing) -> list[Rule]:
             "sharing is gs.GradientSharing(), a control such as gs.GateOnly(), its name, a rule of your own, or None,"
             f" not {short_repr(sharing)}"
         )
-    return [cast(Rule, rule)]
+    return [with_head(cast(Rule, rule), lambda: _under(model, head))]
 
 
 def _inner(inner: Inner) -> list[Rule]:

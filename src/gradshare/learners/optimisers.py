@@ -18,20 +18,39 @@ from gradshare.method.state import MetaState, check_fit
 ADAMS = (torch.optim.Adam, torch.optim.AdamW)
 
 
-def optimiser(state: MetaState, rate: float) -> torch.optim.Adam:
+def optimiser(state: MetaState | Mapping[str, Tensor], rate: float, gates: float = 1.0) -> torch.optim.Adam:
     """Adam with default hyperparameters on everything that the outer loop learns.
 
     Args:
+        state: a state; or what it learns, by name, as `gs.train(optimiser=...)` hands it over.
         rate: the outer learning rate.
+        gates: factor on the rate of what the outer loop learns beside the weights: m, lambda, learned rates.
+
+    Example:
+        >>> import gradshare as gs
+        >>> learner = gs.maml(gs.Conv4(filters=8, image=(1, 28, 28)), sharing="gate-only")
+        >>> [group["lr"] for group in gs.optimiser(learner.init(seed=0), rate=0.001, gates=10).param_groups]
+        [0.001, 0.01]
     """
-    check_state(state)
+    if not isinstance(state, Mapping):
+        check_state(state)
     check_number("rate", rate, 0)
-    leaves = list(state.trainable().values())
-    if any(leaf.dtype == torch.float16 for leaf in leaves):
+    check_number("gates", gates, 0)
+    leaves = state if isinstance(state, Mapping) else state.trainable()
+    if any(leaf.dtype == torch.float16 for leaf in leaves.values()):
         raise UserError("float16 weights cannot be trained: Adam divides by numbers that are 0 there; use float32")
-    if leaves[0].is_cuda:  # the rate in a tensor and the steps counted on the GPU, so that a step can be recorded
-        return torch.optim.Adam(leaves, lr=torch.tensor(rate, device=leaves[0].device), capturable=True, fused=True)
-    return torch.optim.Adam(leaves, lr=rate)
+    groups: list[dict[str, Any]] = [{"params": list(leaves.values()), "lr": rate}]
+    if gates != 1:
+        beside = {name for name in leaves if name.startswith("learned/") and not name.startswith("learned/per_step/")}
+        groups = [
+            {"params": [leaf for name, leaf in leaves.items() if name not in beside], "lr": rate},
+            {"params": [leaves[name] for name in leaves if name in beside], "lr": rate * gates},
+        ]
+    if not next(iter(leaves.values())).is_cuda:
+        return torch.optim.Adam(groups, lr=rate)
+    for group in groups:  # the rate in a tensor and the steps counted on the GPU, so that a step can be recorded
+        group["lr"] = torch.tensor(group["lr"], device=group["params"][0].device)
+    return torch.optim.Adam(groups, lr=groups[0]["lr"], capturable=True, fused=True)
 
 
 def check_optimiser(optimiser: Any, state: MetaState) -> None:

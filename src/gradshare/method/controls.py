@@ -13,13 +13,12 @@ import torch
 from gradshare.method.rules import InnerStep, Moved, Rule, Tree, Weights
 from gradshare.method.sharing import (
     SharingRule,
-    mix,
     normalised_sum,
-    plain_gates,
     recall_shared,
     remember_shared,
     start_sharing,
     stored_mean,
+    tensor_gates,
 )
 
 
@@ -39,6 +38,21 @@ class GateOnly(Rule):
 
 
 @dataclass(frozen=True)
+class TensorGates(Rule):
+    """D[t] = (1 - sig(gates_{k,n})) G[t] for weight tensor n: a learned step for each tensor and inner step."""
+
+    name: str = field(default="sharing", init=False, repr=False)
+    any_layout = True
+
+    def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
+        return {"gates": {name: weight.new_zeros(steps) for name, weight in weights.items()}}, {}
+
+    def update(self, at: InnerStep) -> Moved:
+        gates = tensor_gates(at)
+        return Moved({name: (1 - gates[name]) * own for name, own in at.gradients.items()})
+
+
+@dataclass(frozen=True)
 class BatchOnly(SharingRule):
     """Sharing with sig(m) = 1: the concurrent tasks alone. At test, ghat is the last training batch's."""
 
@@ -47,9 +61,9 @@ class BatchOnly(SharingRule):
 
     def update(self, at: InnerStep) -> Moved:
         if at.total is None:
-            return Moved(recall_shared(at, plain_gates(at)))
+            return Moved(recall_shared(at, self.mixed(at, stored_mean(at))))
         fresh = normalised_sum(at, self.norm)
-        return Moved(mix(at.gradients, fresh, plain_gates(at)), remember=remember_shared(at, fresh))
+        return Moved(self.mixed(at, fresh), remember=remember_shared(at, fresh))
 
 
 @dataclass(frozen=True)
@@ -63,7 +77,7 @@ class MemoryOnly(SharingRule):
         return start_sharing(weights, steps, ("lam",))
 
     def update(self, at: InnerStep) -> Moved:
-        direction = recall_shared(at, plain_gates(at))
+        direction = recall_shared(at, self.mixed(at, stored_mean(at)))
         if at.total is None:
             return Moved(direction)
         fresh, before = normalised_sum(at, self.norm), stored_mean(at)

@@ -1,14 +1,11 @@
-"""The head of a prototypical network as the start of a task's own head, and rules that leave the head alone."""
+"""The head of a prototypical network as the start of a task's own head."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gradshare.errors import UserError
-from gradshare.method.rules import InnerStep, Moved, Rule, Tree, Weights
 
 
 def prototype_head(
@@ -34,29 +31,3 @@ def prototype_head(
     means = sums / count.clamp(min=1).unsqueeze(-1)
     bias = torch.where(count > 0, -means.square().sum(-1), -torch.inf)
     return 2 * means, bias
-
-
-@dataclass(frozen=True)
-class BodyOnly(Rule):
-    """A rule for all weights but the head's, whose gradients pass as they are."""
-
-    plain: Rule
-    head: tuple[str, ...]
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.plain.name
-
-    @property
-    def second_order(self) -> bool:  # type: ignore[override]
-        return getattr(self.plain, "second_order", True)
-
-    def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
-        return self.plain.init(self._body(weights), steps)
-
-    def update(self, at: InnerStep) -> Moved:
-        moved = self.plain.update(at._replace(gradients=self._body(at.gradients), weights=self._body(at.weights)))
-        return moved._replace(direction={**at.gradients, **moved.direction})
-
-    def _body(self, weights: Weights) -> Weights:
-        return {name: weight for name, weight in weights.items() if name not in self.head}

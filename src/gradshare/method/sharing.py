@@ -36,6 +36,23 @@ class SharingRule(Rule):
     def any_layout(self) -> bool:  # type: ignore[override]
         return self.norm == "global"
 
+    def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
+        return start_sharing(weights, steps, ("m", "lam"))
+
+    def update(self, at: InnerStep) -> Moved:
+        if at.total is None:
+            return Moved(recall_shared(at, self.mixed(at, stored_mean(at))))
+        running = running_mean(at, self.fresh(at))
+        return Moved(self.mixed(at, running), remember=remember_shared(at, running))
+
+    def fresh(self, at: InnerStep) -> Weights:
+        """What this batch adds to the running mean: equation 1."""
+        return normalised_sum(at, self.norm)
+
+    def mixed(self, at: InnerStep, shared: Weights) -> Weights:
+        """The direction of every task, from its own gradient and the running mean: equation 4."""
+        return mix(at.gradients, shared, plain_gates(at))
+
 
 @dataclass(frozen=True)
 class GradientSharing(SharingRule):
@@ -80,15 +97,9 @@ class GradientSharing(SharingRule):
         names = ("m", "lam", "agreement") if self.conditioned else ("m", "lam")
         return start_sharing(weights, steps, names)
 
-    def update(self, at: InnerStep) -> Moved:
-        if at.total is None:
-            return Moved(recall_shared(at, self.gates(at)))
-        running = running_mean(at, normalised_sum(at, self.norm))
-        return Moved(mix(at.gradients, running, self.gates(at)), remember=remember_shared(at, running))
-
-    def gates(self, at: InnerStep) -> Weights:
-        """How much of the running mean every task takes."""
-        return agreement_gates(at, self.norm) if self.conditioned else plain_gates(at)
+    def mixed(self, at: InnerStep, shared: Weights) -> Weights:
+        gates = agreement_gates(at, self.norm) if self.conditioned else plain_gates(at)
+        return mix(at.gradients, shared, gates)
 
 
 def share_gradients(norm: NormScope = "global") -> GradientSharing:
@@ -135,6 +146,11 @@ def plain_gates(at: InnerStep) -> Weights:
     return dict.fromkeys(at.gradients, torch.sigmoid(at.now(at.learned["lam"])))
 
 
+def tensor_gates(at: InnerStep) -> Weights:
+    """sig(gates_{k,n}), the same for all tasks, one for each weight tensor n."""
+    return {name: torch.sigmoid(at.now(at.learned["gates"][name])) for name in at.gradients}
+
+
 def agreement_gates(at: InnerStep, norm: NormScope) -> Weights:
     """A gate for every task, `{name: [tasks, 1, ...]}`.
 
@@ -154,9 +170,8 @@ def stored_mean(at: InnerStep) -> Weights:
     return {name: at.now(at.memory["ghat"][name]) for name in at.gradients}
 
 
-def recall_shared(at: InnerStep, gates: Weights) -> Weights:
-    """Algorithm 2: equation 4 with the stored running mean; without one, the task's own gradient."""
-    mixed = mix(at.gradients, stored_mean(at), gates)
+def recall_shared(at: InnerStep, mixed: Weights) -> Weights:
+    """Algorithm 2: the direction with the stored running mean; without one, the task's own gradient."""
     return {name: torch.where(at.memory["seen"], mixed[name], own) for name, own in at.gradients.items()}
 
 

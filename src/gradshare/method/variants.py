@@ -46,6 +46,7 @@ class Variant(NamedTuple):
 
 
 SHARING = "gradshare.method.sharing:GradientSharing"
+MIXING = "gradshare.method.mixing"
 ROWS = (  # in the order of tables. Okabe and Ito's colours, which colour-blind readers can tell apart
     Variant("original", "", "the method without sharing", "#1b1f24", ()),
     Variant("shared", SHARING, "the method with gradient sharing", "#d55e00", ()),
@@ -82,6 +83,21 @@ ROWS = (  # in the order of tables. Okabe and Ito's colours, which colour-blind 
         (9, 2),
         options=(("conditioned", True),),
     ),
+    Variant(
+        "tensor-gates",
+        "gradshare.method.controls:TensorGates",
+        "the original with a learned factor on each weight tensor and inner step, nothing shared",
+        keeps="a learned step size for each tensor",
+    ),
+    Variant("shared-tensor-gates", f"{MIXING}:TensorGatedSharing", "sharing with a gate for each weight tensor"),
+    Variant("additive", f"{MIXING}:Additive", "sharing that is added to the whole gradient of the task"),
+    Variant("mean-length", f"{MIXING}:MeanSharing", "sharing of the mean gradient, with its length"),
+    Variant("length-keeping", f"{MIXING}:LengthKeeping", "sharing of the direction, which keeps the gradient's length"),
+    Variant("retrieval", f"{MIXING}:Retrieval", "sharing of those of the last four batches that agree with the task"),
+    Variant("body-only", f"{MIXING}:body_sharing", "sharing of the body, and the head's own gradient"),
+    Variant("not-first", f"{MIXING}:sharing_but", "sharing at all steps but the first", options=(("step", "first"),)),
+    Variant("not-last", f"{MIXING}:sharing_but", "sharing at all steps but the last", options=(("step", "last"),)),
+    Variant("equivariant", f"{MIXING}:equivariant_sharing", "sharing of the body from the second step on"),
 )
 VARIANTS = {row.name: row for row in ROWS}
 CONTROLS = tuple(row.name for row in ROWS if row.keeps)

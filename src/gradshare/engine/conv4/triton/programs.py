@@ -11,7 +11,15 @@ from torch import Tensor
 from gradshare.engine.conv4.triton.sharing import cosines, share
 from gradshare.method.controls import BatchOnly, MemoryOnly
 from gradshare.method.rules import Chain, InnerStep, Moved, Rule
-from gradshare.method.sharing import TYPICAL, GradientSharing, mix, plain_gates, recall_shared, remember_shared
+from gradshare.method.sharing import (
+    TYPICAL,
+    GradientSharing,
+    mix,
+    plain_gates,
+    recall_shared,
+    remember_shared,
+    stored_mean,
+)
 
 Program = Callable[[InnerStep], Moved]
 
@@ -42,7 +50,7 @@ def share_memory(at: InnerStep) -> Moved:
     name, own, stored = _vectors(at)
     half = torch.zeros_like(at.learned["lam"])  # sig(0)
     _, running = share(own.detach(), half, half, stored, at.memory["seen"], at.k)
-    return _moved(at, name, recall_shared(at, plain_gates(at))[name], running)
+    return _moved(at, name, recall_shared(at, mix(at.gradients, stored_mean(at), plain_gates(at)))[name], running)
 
 
 PROGRAMS: tuple[tuple[Rule, Program], ...] = (

@@ -1,0 +1,252 @@
+"""When does sharing gradients help, and what does better? Regimes x rules x inner rates x seeds, in small trainings.
+
+    python benchmarks/accelerate.py                                   the regimes of a CPU
+    python benchmarks/accelerate.py --regime sinusoid --rules core    one regime, the method and its controls
+    python benchmarks/accelerate.py --status                          what is done
+    python benchmarks/accelerate.py --report                          only write the report
+
+Each rule is trained at each rate (a factor on the regime's inner rate) with seeds 0 and 1. The rate with the best last
+validation is trained again with five fresh seeds, 10 to 14, and those are compared: paired differences with 95 %
+intervals over seeds. A cell is one training. Its measures are appended to results/accelerate/runs.csv (regime, rule,
+rate, seed, measure, value) when it has ended, and a cell that is there is not trained again: stop the command at any
+time, and start it again.
+
+On a GPU with MPS (nvidia-cuda-mps-control -d), four trainings at a time; about 65 s of the card for each of CUB's 20
+epochs, 80 s for MiniImagenet's 25, by docs/log.md. Choose with seeds 0 to 2 (10 recipes: 33 minutes), then confirm the
+best two and the controls with fresh seeds (4 x 5 trainings: 22 minutes on CUB, 27 on MiniImagenet):
+
+    python benchmarks/accelerate.py --regime cub-1shot --rules recipes --rates 1 --seeds 0 1 2 --jobs 4
+    python benchmarks/accelerate.py --regime cub-1shot mini-1shot --rates 1 --seeds 10 11 12 13 14 --jobs 4 \\
+        --rules original gate-only BEST SECOND
+
+A training that is stopped goes on from its last epoch, in --runs. On a machine that keeps ignored folders alone, add
+--out runs/accelerate, bring runs.csv back, and add its rows here (rows that are there twice do no harm):
+
+    tail -n +2 BROUGHT/runs.csv >> results/accelerate/runs.csv
+
+--tiny runs all of it on a CPU in a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+import accelerate_report as report
+import regimes
+
+OUT = Path(__file__).resolve().parent.parent / "results" / "accelerate"
+COLUMNS = ("regime", "rule", "rate", "seed", "measure", "value")
+RATES = (0.25, 0.5, 1.0, 2.0, 4.0)
+SWEEP, CONFIRM = (0, 1), (10, 11, 12, 13, 14)
+CORE = ("original", "shared", "half-rate", "gate-only", "tensor-gates", "batch-only", "memory-only")
+NEW = (
+    *(
+        "additive",
+        "mean-length",
+        "length-keeping",
+        "retrieval",
+        "body-only",
+        "not-first",
+        "not-last",
+        "equivariant/zero",
+    ),
+    *("shared-tensor-gates", "shared/gates10", "gate-only/gates10", "tensor-gates/gates10", "additive/gates10"),
+    *("original/zero-init", "gate-only/zero-init", "tensor-gates/zero-init"),
+)
+RECIPES = (  # candidates for the GPU, after the small regimes: docs/log.md, 2026-11-18
+    *("original", "gate-only", "original/head4", "gate-only/head4", "gate-only/head16"),
+    *("gate-only/zero-init", "gate-only/zero-init/head4", "tensor-gates/head4/gates10"),
+    *("batch-only/head4", "length-keeping/head4"),
+)
+SETS = {"core": CORE, "new": NEW, "all": (*CORE, *NEW), "recipes": RECIPES}
+LAST = "seconds"  # the measure that ends a cell
+
+
+class Cell(NamedTuple):
+    """One training."""
+
+    regime: str
+    rule: str
+    rate: float  # factor on the regime's inner rate
+    seed: int
+
+
+Results = dict[Cell, dict[str, float]]
+
+
+# The file of results
+
+
+def read(path: Path) -> Results:
+    """The cells that have ended."""
+    found: Results = defaultdict(dict)
+    if path.exists():
+        whole = path.read_text(encoding="utf-8").rpartition("\n")[0]  # a kill may have torn the last line
+        for row in csv.DictReader(whole.splitlines()):
+            cell = Cell(row["regime"], row["rule"], float(row["rate"]), int(row["seed"]))
+            found[cell][row["measure"]] = float(row["value"])
+    return {cell: measures for cell, measures in found.items() if LAST in measures}
+
+
+def append(path: Path, cell: Cell, measures: dict[str, float]) -> None:
+    """Add the rows of a cell in one write; LAST is the last of them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ordered = {**{name: value for name, value in measures.items() if name != LAST}, LAST: measures[LAST]}
+    rows = "".join(f"{','.join(map(str, cell))},{name},{value:.6g}\n" for name, value in ordered.items())
+    with path.open("a+b") as file:
+        file.seek(0, os.SEEK_END)
+        if file.tell() == 0:
+            rows = ",".join(COLUMNS) + "\n" + rows
+        else:
+            file.seek(-1, os.SEEK_END)
+            rows = rows if file.read(1) == b"\n" else "\n" + rows
+        file.write(rows.encode())
+
+
+# What to train
+
+
+def validation(measures: dict[str, float]) -> list[tuple[int, float]]:
+    """(iteration or epoch, measure), in order."""
+    return sorted((int(name[4:]), value) for name, value in measures.items() if name.startswith("val@"))
+
+
+def last_validation(measures: dict[str, float], higher: bool) -> float:
+    """The mean of the last two validations, such that more is better; -inf where they are not finite."""
+    values = [value for _, value in validation(measures)[-2:]]
+    mean = sum(values) / len(values)
+    return (mean if higher else -mean) if math.isfinite(mean) else -math.inf
+
+
+def best_rate(results: Results, regime: str, rule: str, rates: Iterable[float], higher: bool) -> float | None:
+    """The rate whose last validation is best over the seeds of the sweep; None until all are there."""
+    scores = {}
+    for rate in rates:
+        cells = [Cell(regime, rule, rate, seed) for seed in SWEEP]
+        if not all(cell in results for cell in cells):
+            return None
+        scores[rate] = sum(last_validation(results[cell], higher) for cell in cells)
+    return max(scores, key=scores.__getitem__)
+
+
+def to_do(results: Results, regime: str, rules: Iterable[str], given: argparse.Namespace, higher: bool) -> list[Cell]:
+    """Cells that can be trained now and are not there: the sweep of each rule, then the seeds at its best rate."""
+    cells = []
+    for rule in rules:
+        sweep = (
+            [Cell(regime, rule, rate, seed) for rate in given.rates for seed in SWEEP] if len(given.rates) > 1 else []
+        )
+        best = given.rates[0] if not sweep else best_rate(results, regime, rule, given.rates, higher)
+        confirm = [] if best is None else [Cell(regime, rule, best, seed) for seed in given.seeds]
+        cells += [cell for cell in (*sweep, *confirm) if cell not in results]
+    return cells
+
+
+def same_training(cell: Cell) -> Cell:
+    """The original at half the rate is half-rate: trained once."""
+    variant, slash, options = cell.rule.partition("/")
+    return cell._replace(rule=f"original{slash}{options}", rate=cell.rate / 2) if variant == "half-rate" else cell
+
+
+# Training
+
+
+def advance(given: argparse.Namespace) -> bool:
+    """Train what is missing until the budget ends; returns whether all is done."""
+    began, path = time.monotonic(), given.out / "runs.csv"
+    until = began + 60 * given.budget_minutes
+    taken: dict[str, list[float]] = defaultdict(list)  # regime -> seconds of the cells of this call
+    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
+        for name in given.regime:
+            regime = regimes.KNOWN[name]
+            running: dict[Future[dict[str, float]], Cell] = {}
+            while True:
+                results = read(path)
+                waiting = to_do(results, name, given.rules, given, regime.higher)
+                if known := [cell for cell in waiting if same_training(cell) in results]:
+                    for cell in known:
+                        append(path, cell, results[same_training(cell)])
+                    continue
+                waiting = [cell for cell in waiting if cell not in running.values()]
+                while waiting and len(running) < given.jobs and time.monotonic() < until:
+                    cell = waiting.pop(0)
+                    running[pool.submit(regimes.train, *cell, given.runs, given.tiny)] = cell
+                if not running:
+                    break
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    cell = running.pop(future)
+                    measures = future.result()
+                    append(path, cell, measures)
+                    taken[name].append(measures[LAST])
+                    left = len(waiting) + len(running)
+                    minutes = left * sum(taken[name]) / len(taken[name]) / given.jobs / 60
+                    print(
+                        f"{name}  {cell.rule}  rate x{cell.rate:g}  seed {cell.seed}  test {measures['test']:.4g}"
+                        f"  {measures[LAST]:.1f} s; at least {left} cells left, {minutes:.0f} min",
+                        flush=True,
+                    )
+            if time.monotonic() >= until:
+                print(f"the budget of {given.budget_minutes:g} minutes is spent: the same command goes on", flush=True)
+                return False
+    return True
+
+
+def status(given: argparse.Namespace) -> Iterator[str]:
+    results = read(given.out / "runs.csv")
+    for name in given.regime:
+        have = [cell for cell in results if cell.regime == name]
+        seconds = sum(results[cell][LAST] for cell in have)
+        left = to_do(results, name, given.rules, given, regimes.KNOWN[name].higher)
+        confirmed = {cell.rule for cell in have if all(cell._replace(seed=seed) in results for seed in given.seeds)}
+        yield (
+            f"{name}: {len(have)} cells in {seconds / 60:.0f} min; confirmed {', '.join(sorted(confirmed)) or 'none'};"
+            f" {len(left)} cells to train before the next choice"
+        )
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--regime", nargs="+", metavar="NAME", help="default: all of a CPU whose data are here")
+    options.add_argument(
+        "--rules", nargs="+", default=["core"], help="core, new, all, or rules such as additive/gates10"
+    )
+    options.add_argument("--rates", nargs="+", type=float, default=list(RATES), help="one rate: no sweep")
+    options.add_argument("--seeds", nargs="+", type=int, default=list(CONFIRM), help="at the chosen rate")
+    options.add_argument("--jobs", type=int, default=1, help="trainings side by side, one thread each")
+    options.add_argument("--budget-minutes", type=float, default=math.inf, help="start no cell after this")
+    options.add_argument("--out", type=Path, default=OUT)
+    options.add_argument("--runs", type=Path, default=Path("runs/accelerate"), help="run folders of the GPU regimes")
+    options.add_argument("--tiny", action="store_true", help="everything in seconds, to see that it runs; with --out")
+    options.add_argument("--status", action="store_true")
+    options.add_argument("--report", action="store_true")
+    given = options.parse_args()
+    given.regime = given.regime or [one.name for one in regimes.REGIMES if not one.missing]
+    if unknown := [name for name in given.regime if name not in regimes.KNOWN]:
+        options.error(f"no regime {unknown[0]}: one of {', '.join(regimes.KNOWN)}")
+    given.rules = list(dict.fromkeys(rule for name in given.rules for rule in SETS.get(name, (name,))))
+    for rule in given.rules:
+        regimes.Arm(rule).check()
+    if given.status:
+        print(*status(given), sep="\n")
+        return
+    missing = {name: regimes.KNOWN[name].missing for name in given.regime if not given.tiny}
+    if not given.report:
+        for name, command in missing.items():
+            if command:
+                options.error(f"{name} needs a data set that is not here: {command}")
+        advance(given)
+    print(f"report: {report.write(read(given.out / 'runs.csv'), given.out)}")
+
+
+if __name__ == "__main__":
+    main()

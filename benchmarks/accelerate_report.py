@@ -1,0 +1,181 @@
+"""The report of benchmarks/accelerate.py: a table for each regime, and a picture of all, from runs.csv."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import regimes
+
+from gradshare.reports.statistics import spread
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+CONFIRM = 10  # seeds from here on are not those of the sweep
+BESIDE = ("original", "gate-only", "tensor-gates")  # what each rule is compared with
+Seeds = dict[int, dict[str, float]]  # seed -> measures of one rule at its rate
+
+
+def write(results: Mapping[Any, dict[str, float]], out: Path) -> Path:
+    """Write report.md and report.svg; returns the path of the first."""
+    tables = {name: confirmed(results, name) for name in regimes.KNOWN}
+    tables = {name: table for name, table in tables.items() if len(table) > 1}
+    lines = [
+        "# When does sharing help? The regimes of `python benchmarks/accelerate.py`",
+        "",
+        "Each rule is trained at the rates 1/4, 1/2, 1, 2 and 4 times the regime's inner rate with seeds 0 and 1. Its",
+        "rate is the one with the best last validation. The table has fresh seeds. A difference is paired",
+        "by seed, with its 95 % interval over seeds; positive is better, also for errors. Bold: the interval is above",
+        "zero. *Start* is the mean over all validations of a training (the area under its curve). *Level*: iterations",
+        "(on a GPU: epochs) until validation is as good as the original's last one, mean over the seeds that reach it.",
+        "",
+        "![Differences to the original, early and at the end](report.svg)",
+    ]
+    for name, table in tables.items():
+        lines += ["", *section(name, table)]
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    picture(tables, out / "report.svg")
+    return out / "report.md"
+
+
+def confirmed(results: Mapping[Any, dict[str, float]], regime: str) -> dict[tuple[str, float], Seeds]:
+    """(rule, rate) -> the fresh seeds, if at least two; of a preset without any, the seeds of the choice."""
+    for first in (CONFIRM, 0) if regimes.KNOWN[regime].preset else (CONFIRM,):
+        found: dict[tuple[str, float], Seeds] = {}
+        for cell, measures in results.items():
+            if cell.regime == regime and cell.seed >= first:
+                found.setdefault((cell.rule, cell.rate), {})[cell.seed] = measures
+        found = {key: seeds for key, seeds in found.items() if len(seeds) > 1}
+        if found:
+            break
+    return found
+
+
+def section(name: str, table: Mapping[tuple[str, float], Seeds]) -> list[str]:
+    regime, by_rule = regimes.KNOWN[name], first_rates(table)
+    unit = "accuracy in %" if regime.higher else "mean squared error"
+    level = last(by_rule["original"].values()) if "original" in by_rule else math.nan
+    beside = [rule for rule in BESIDE if rule in by_rule]
+    header = ["rule", "rate", "seeds", f"test, {unit}", *(f"test − {rule}" for rule in beside)]
+    header += [f"start − {rule}" for rule in beside] + ["level"]
+    fresh = all(seed >= CONFIRM for seeds in table.values() for seed in seeds)
+    title = name if fresh else f"{name}, the seeds of the choice"
+    lines = [f"## {title}", "", f"{regime.about}. {length(regime)}", "", row(header), row(["---"] * len(header))]
+    for (rule, rate), seeds in table.items():
+        cells = [rule, f"x{rate:g}", str(len(seeds)), plain(measure["test"] for measure in seeds.values())]
+        for of in (final, start):
+            cells += [difference(seeds, by_rule[other], of, regime.higher, seeds is by_rule[other]) for other in beside]
+        lines.append(row([*cells, reaching(seeds, level, regime.higher)]))
+    return lines
+
+
+def first_rates(table: Mapping[tuple[str, float], Seeds]) -> dict[str, Seeds]:
+    """The seeds of each rule at its chosen rate: another rate that was trained too comes after it."""
+    found: dict[str, Seeds] = {}
+    for (rule, _), seeds in table.items():
+        found.setdefault(rule, seeds)
+    return found
+
+
+def length(regime: regimes.Regime) -> str:
+    steps = f"T = {regime.tasks}, {regime.steps} inner steps, inner rate {regime.rate:g} times the factor"
+    if regime.preset:
+        return f"{regime.epochs} epochs of 1,000 iterations, {steps}."
+    return f"{regime.iterations} iterations, {steps}, outer rate {regime.outer:g}."
+
+
+def row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def curve(measures: Mapping[str, float]) -> list[tuple[int, float]]:
+    return sorted((int(name[4:]), value) for name, value in measures.items() if name.startswith("val@"))
+
+
+def final(measures: Mapping[str, float]) -> float:
+    return measures["test"]
+
+
+def start(measures: Mapping[str, float]) -> float:
+    values = [value for _, value in curve(measures)]
+    return sum(values) / len(values)
+
+
+def last(seeds: Iterable[Mapping[str, float]]) -> float:
+    """The mean last validation."""
+    values = [curve(measures)[-1][1] for measures in seeds]
+    return sum(values) / len(values)
+
+
+def plain(values: Iterable[float]) -> str:
+    found = spread(values)
+    assert found is not None
+    return f"{found.mean:.3g} ± {found.interval or 0:.2g}"
+
+
+Of = Callable[[Mapping[str, float]], float]
+
+
+def paired(seeds: Seeds, other: Seeds, of: Of, higher: bool) -> Any:
+    """The mean of the paired differences and its interval; positive is better."""
+    sign = 1 if higher else -1
+    return spread(sign * (of(seeds[seed]) - of(other[seed])) for seed in sorted(seeds.keys() & other.keys()))
+
+
+def difference(seeds: Seeds, other: Seeds, of: Of, higher: bool, same: bool) -> str:
+    found = paired(seeds, other, of, higher)
+    if same or found is None or found.interval is None:
+        return "–"
+    places = 1 if higher else 3
+    text = f"{found.mean:+.{places}f} ± {found.interval:.{places}f}"
+    return f"**{text}**" if found.mean - found.interval > 0 else text
+
+
+def reaching(seeds: Seeds, level: float, higher: bool) -> str:
+    """Mean of the first iterations at the level, and how many seeds reach it."""
+    hits = [
+        next((at for at, value in curve(measures) if (value >= level if higher else value <= level)), None)
+        for measures in seeds.values()
+    ]
+    there = [hit for hit in hits if hit is not None]
+    return f"{sum(there) / len(there):.0f} ({len(there)} of {len(hits)})" if there else f"– (0 of {len(hits)})"
+
+
+def picture(tables: Mapping[str, Mapping[tuple[str, float], Seeds]], path: Path) -> None:
+    """A panel for each regime: the difference of each rule to the original, at the start and at the end."""
+    shown = {name: first_rates(table) for name, table in tables.items()}
+    shown = {name: by_rule for name, by_rule in shown.items() if "original" in by_rule}
+    if not shown:
+        return
+    pyplot.rcParams["svg.hashsalt"] = "accelerate"
+    longest, rows = max(map(len, shown.values())), (len(shown) + 1) // 2
+    figure, grid = pyplot.subplots(rows, 2, figsize=(9.5, (0.3 * longest + 0.9) * rows + 0.5), squeeze=False)
+    axes = list(grid.flat)
+    for axis in axes[len(shown) :]:
+        axis.remove()
+    for axis, (name, by_rule) in zip(axes, shown.items(), strict=False):
+        rules = [rule for rule in by_rule if rule != "original"]
+        for of, label, colour, shift in ((start, "start", "#e69f00", -0.15), (final, "test", "#0072b2", 0.15)):
+            found = [paired(by_rule[rule], by_rule["original"], of, regimes.KNOWN[name].higher) for rule in rules]
+            axis.errorbar(
+                [one.mean for one in found],
+                [place + shift for place in range(len(rules))],
+                xerr=[one.interval or 0 for one in found],
+                fmt="o", markersize=3.5, color=colour, label=label, linewidth=1.2,
+            )  # fmt: skip
+        axis.axvline(0, color="#1b1f24", linewidth=0.8)
+        axis.set_yticks(range(len(rules)), rules, fontsize=8)
+        axis.invert_yaxis()
+        axis.set_title(name, fontsize=10)
+        axis.set_xlabel("points better" if regimes.KNOWN[name].higher else "lower error", fontsize=8)
+        axis.tick_params(axis="x", labelsize=8)
+    axes[0].legend(fontsize=8, loc="best")
+    figure.suptitle("Difference to the original, each rule at its own best rate (95 % over paired seeds)", fontsize=10)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)

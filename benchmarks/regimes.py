@@ -1,0 +1,482 @@
+"""The regimes and the arms of benchmarks/accelerate.py: which tasks, which network, how long; and one training.
+
+A regime of the CPU trains for a few seconds. A regime of the GPU is a preset of the paper, trained in a run folder.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gradshare as gs
+from gradshare.data.sources import glyphs
+from gradshare.data.store import data_folder, is_store
+from gradshare.experiments.presets import preset
+from gradshare.method.mixing import BodyOnly
+from gradshare.method.rules import InnerStep, Moved, Rule
+from gradshare.method.variants import first_link, variant
+from gradshare.runs.build import build_network
+from gradshare.runs.config import TRAINING
+
+PIXELS = 16
+IMPORT = {
+    "omniglot": "gradshare data import omniglot FILE",
+    "cub28": "gradshare data import cub FILE --transform resize --size 28 --name cub28",
+    "cub": "gradshare data import cub FILE",
+    "mini": "gradshare data import mini FILES",
+}
+GPU = {"device": "cuda", "engine": "graph", "precision": "bf16"}
+Measured = Iterator[tuple[str, float]]
+
+
+@dataclass(frozen=True)
+class Regime:
+    """One kind of tasks, and how a training on it goes."""
+
+    name: str
+    about: str
+    source: Callable[[], Any]
+    model: Callable[[], nn.Module]
+    rate: float  # inner; the sweep multiplies it
+    shape: gs.Shape
+    loss: str = "cross_entropy"
+    iterations: int = 500
+    tasks: int = 5
+    steps: int = 5
+    outer: float = 3e-3
+    looks: int = 10  # at the validation tasks
+    preset: str = ""  # of the paper: trained by gs.train, in epochs
+    epochs: int = 20
+    options: dict[str, Any] = field(default_factory=lambda: dict(GPU))  # further ones of the preset
+
+    dataset: str = ""  # that must be imported first
+
+    @property
+    def missing(self) -> str:
+        """The command that imports the data set, if it is not here."""
+        return "" if not self.dataset or is_store(data_folder() / self.dataset) else IMPORT[self.dataset]
+
+    @property
+    def higher(self) -> bool:
+        """Whether a higher measure is better."""
+        return self.loss == "cross_entropy"
+
+
+# Tasks
+
+
+@dataclass(frozen=True)
+class Sinusoids:
+    """Tasks y = amplitude * sin(x - phase), from a range of each."""
+
+    amplitude: tuple[float, float]
+    phase: tuple[float, float]
+
+    def sample(self, split: str, shape: gs.Shape, tasks: int, key: tuple[int, ...]) -> gs.Episodes:
+        generator = np.random.default_rng((("train", "val", "test").index(split), *key))
+        amplitude, phase = (generator.uniform(*ends, (tasks, 1, 1)) for ends in (self.amplitude, self.phase))
+
+        def part(points: int) -> tuple[Tensor, Tensor]:
+            x = generator.uniform(-5.0, 5.0, (tasks, points, 1))
+            return torch.tensor(x).float(), torch.tensor(amplitude * np.sin(x - phase)).float()
+
+        return gs.Episodes(*part(shape.shots), *part(shape.queries))
+
+
+def drawn(mask: Any, linear: Any, shift: Any) -> Any:  # [16 * 16], 0 to 1
+    """A character under an affine map, in few pixels."""
+    image = glyphs.draw(mask, linear, shift).resize((PIXELS, PIXELS), resample=4)  # 4: average over the box
+    return np.asarray(image, np.float32).ravel() / 255
+
+
+def turned(angle: float, stretch: Any, shear: float = 0.0) -> Any:  # [2, 2]
+    rotation = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    return rotation @ np.array([[1.0, shear], [0.0, 1.0]]) @ np.diag(stretch)
+
+
+@cache
+def poses() -> Any:
+    """A task is a character; the targets are how it is turned, shifted and scaled: angle, x, y, size, each about 1."""
+    generator, x, y, groups = np.random.default_rng(1), [], [], []
+    characters = [code for split in glyphs.chosen().values() for code in split[:150]]
+    for group, code in enumerate(characters):
+        mask = glyphs.masks(code)[0]
+        for _ in range(40):
+            angle, size = generator.uniform(-1.0, 1.0), generator.uniform(0.6, 1.1)
+            shift = generator.uniform(-4.0, 4.0, 2)
+            x.append(drawn(mask, turned(angle, (size, size)), shift))
+            y.append([angle / 0.58, *(shift / 2.3), (size - 0.85) / 0.145])
+            groups.append(group)
+    return gs.tasks(np.stack(x), np.array(y, np.float32), groups=np.array(groups), splits=(0.6, 0.2, 0.2))
+
+
+@cache
+def writers(shuffled: bool = False) -> Any:
+    """A task is a writer: a font with a slant and a stretch of its own. The classes are the letters a to j, always.
+
+    Shuffled: the same images, with the ten labels permuted in each task.
+    """
+    generator, x, y, groups = np.random.default_rng(2), [], [], []
+    letters = [glyphs.masks(ord(letter)) for letter in "abcdefghij"]
+    for writer in range(300):
+        face = generator.integers(min(map(len, letters)))
+        own = turned(generator.uniform(-0.6, 0.6), generator.uniform(0.6, 1.1, 2), generator.uniform(-0.6, 0.6))
+        for label, masks in enumerate(letters):
+            for _ in range(4):
+                jitter = turned(generator.uniform(-0.1, 0.1), generator.uniform(0.93, 1.07, 2))
+                x.append(drawn(masks[face], jitter @ own, generator.uniform(-1.5, 1.5, 2)))
+                y.append(label)
+                groups.append(writer)
+    source = gs.tasks(np.stack(x), np.array(y), groups=np.array(groups), splits=(0.6, 0.2, 0.2))
+    return Shuffled(source) if shuffled else source
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """Tasks whose labels are permuted, each task's in its own way."""
+
+    plain: Any
+
+    def sample(self, split: str, shape: gs.Shape, tasks: int, key: tuple[int, ...]) -> gs.Episodes:
+        batch = self.plain.sample(split, shape, tasks, key)
+        order = torch.from_numpy(np.random.default_rng((9, *key)).permuted(np.tile(np.arange(10), (tasks, 1)), axis=1))
+        labels = (order.gather(1, own) for own in (batch.support_y, batch.query_y))
+        return replace(batch, **dict(zip(("support_y", "query_y"), labels, strict=True)))
+
+
+@dataclass(frozen=True)
+class Small:
+    """The images of a data set in few pixels, as vectors."""
+
+    plain: Any
+
+    def sample(self, split: str, shape: gs.Shape, tasks: int, key: tuple[int, ...]) -> gs.Episodes:
+        batch = self.plain.sample(split, shape, tasks, key)
+        inputs = (batch.support_x, batch.query_x)
+        support, query = (F.adaptive_avg_pool2d(x.flatten(0, 1), PIXELS).view(*x.shape[:2], -1) for x in inputs)
+        return replace(batch, support_x=support, query_x=query)
+
+
+def mlp(*sizes: int) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        layers = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())]
+        return nn.Sequential(*layers[:-1])
+
+    return make
+
+
+def conv(side: int = 28) -> Callable[[], nn.Module]:
+    return lambda: gs.Conv4(ways=5, filters=16, image=(1, side, side))
+
+
+# The table
+
+REGIMES = (
+    Regime(
+        "sinusoid",
+        "regression: y = a sin(x - p), a in [0.1, 5], p in [0, pi]; 10 points",
+        lambda: Sinusoids((0.1, 5.0), (0.0, math.pi)),
+        mlp(1, 40, 40, 1),
+        0.01,
+        gs.Shape(1, 10, 10),
+        "mse",
+        600,
+    ),
+    Regime(
+        "sinusoid-narrow",
+        "the same from a narrow family: a in [2, 3], p in [0, pi/4]",
+        lambda: Sinusoids((2.0, 3.0), (0.0, math.pi / 4)),
+        mlp(1, 40, 40, 1),
+        0.01,
+        gs.Shape(1, 10, 10),
+        "mse",
+        600,
+    ),
+    Regime(
+        "glyphs-mlp",
+        "labels at random: 5-way 1-shot characters of 16 x 16 pixels, a network without convolutions",
+        lambda: Small(gs.load_dataset("glyphs")),
+        mlp(PIXELS**2, 64, 32, 5),
+        0.4,
+        gs.Shape(5, 1, 5),
+        iterations=300,
+    ),
+    Regime(
+        "glyphs",
+        "labels at random: 5-way 1-shot characters, Conv-4 with 16 filters, 28 x 28",
+        lambda: gs.load_dataset("glyphs"),
+        conv(),
+        0.1,
+        gs.Shape(5, 1, 5),
+        iterations=120,
+    ),
+    Regime(
+        "writers",
+        "personalisation: ten letters with fixed labels, a task is a writer; 10 examples in all",
+        writers,
+        mlp(PIXELS**2, 64, 32, 10),
+        0.1,
+        gs.Shape(10, 10, 20),
+        iterations=300,
+    ),
+    Regime(
+        "writers-shuffled",
+        "the same images, with the labels permuted in each task",
+        lambda: writers(shuffled=True),
+        mlp(PIXELS**2, 64, 32, 10),
+        0.1,
+        gs.Shape(10, 10, 20),
+        iterations=300,
+    ),
+    Regime(
+        "pose",
+        "regression from pixels: angle, position and size of a character; a task is a character, 10 images",
+        poses,
+        mlp(PIXELS**2, 64, 32, 4),
+        0.05,
+        gs.Shape(1, 10, 20),
+        "mse",
+        300,
+    ),
+    Regime(
+        "omniglot",
+        "labels at random: 5-way 1-shot Omniglot, Conv-4 with 16 filters, 28 x 28",
+        lambda: gs.load_dataset("omniglot"),
+        conv(),
+        0.1,
+        gs.Shape(5, 1, 5),
+        iterations=120,
+        dataset="omniglot",
+    ),
+    Regime(
+        "cub28",
+        "labels at random: 5-way 1-shot CUB, Conv-4 with 16 filters, 28 x 28",
+        lambda: gs.load_dataset("cub28"),
+        lambda: gs.Conv4(ways=5, filters=16, image=(3, 28, 28)),
+        0.1,
+        gs.Shape(5, 1, 5),
+        iterations=300,
+        dataset="cub28",
+    ),
+)
+VARIATIONS = {  # of a regime: other batches, few steps, more shots
+    "T1": {"tasks": 1},
+    "T25": {"tasks": 25},
+    "K1": {"steps": 1},
+}
+OF_THE_PAPER = (  # test: the ensemble of the five best epochs, as docs/results.md
+    Regime(
+        "cub-1shot",
+        "the paper's CUB 1-shot, T = 5, MAML, on a GPU",
+        lambda: None,
+        lambda: gs.Conv4(),
+        0.1,
+        gs.Shape(5, 1, 15),
+        preset="cub-1shot-5task-maml",
+        dataset="cub",
+        epochs=20,
+    ),
+    Regime(
+        "mini-1shot",
+        "the paper's MiniImagenet 1-shot, T = 5, MAML, on a GPU",
+        lambda: None,
+        lambda: gs.Conv4(),
+        0.1,
+        gs.Shape(5, 1, 15),
+        preset="mini-1shot-5task-maml",
+        dataset="mini",
+        epochs=25,
+    ),
+)
+KNOWN = {
+    **{one.name: one for one in (*REGIMES, *OF_THE_PAPER)},
+    **{
+        f"{one.name}-{name}": replace(one, name=f"{one.name}-{name}", about=f"{one.about}; {name}", **fields)
+        for one in REGIMES
+        for name, fields in VARIATIONS.items()
+    },
+}
+
+
+# Arms
+
+
+@dataclass(frozen=True)
+class HeadTimes(Rule):
+    """The step of the head times a constant: a factor for each element, so that it also runs on packed weights."""
+
+    factor: float
+    head: tuple[str, ...]
+    name: str = field(default="head_times", init=False, repr=False)
+    any_layout = True
+
+    def init(self, weights: Any, steps: int) -> Any:
+        return {}, {name: torch.full_like(w, self.factor if name in self.head else 1.0) for name, w in weights.items()}
+
+    def update(self, at: InnerStep) -> Moved:
+        return Moved({name: own * at.memory[name] for name, own in at.gradients.items()})
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A rule by its text: a variant, then options: `length-keeping/body/zero-init/gates10/head4`."""
+
+    text: str
+
+    @property
+    def variant(self) -> str:
+        return self.text.partition("/")[0]
+
+    @property
+    def head_start(self) -> str:
+        return next((part for part in self._options if part in ("zero", "zero-init")), "learned")
+
+    @property
+    def gates(self) -> float:
+        """Factor on the outer rate of the gates."""
+        return self._number("gates")
+
+    @property
+    def head(self) -> float:
+        """Factor on the inner rate of the head."""
+        return self._number("head")
+
+    @property
+    def _options(self) -> list[str]:
+        return self.text.split("/")[1:]
+
+    def _number(self, name: str) -> float:
+        given = (part.removeprefix(name) for part in self._options if part.startswith(name))
+        return float(next(given, 1))
+
+    def check(self) -> None:
+        variant(self.variant)
+        known = {"zero", "zero-init", "body", f"gates{self.gates:g}", f"head{self.head:g}"}
+        if unknown := [part for part in self._options if part not in known]:
+            raise SystemExit(f"{self.text}: an option is zero, zero-init, body, gates10 or head4, not {unknown[0]}")
+
+    def rule(self) -> Rule | None:
+        plain = first_link(self.variant)
+        return BodyOnly(plain) if plain is not None and "body" in self._options else plain
+
+    def learner(self, regime: Regime, model: nn.Module, factor: float) -> gs.Learner:
+        names = [name for name, _ in model.named_parameters()]
+        head = tuple(name for name in names if name.rpartition(".")[0] == names[-1].rpartition(".")[0])
+        return gs.maml(
+            model,
+            inner_lr=regime.rate * factor * variant(self.variant).rate,
+            steps=regime.steps,
+            sharing=self.rule(),
+            loss=regime.loss,
+            inner=[HeadTimes(self.head, head)] if self.head != 1 else None,
+            head_start=self.head_start,  # type: ignore[arg-type]
+        )
+
+
+# One training
+
+
+def train(name: str, rule: str, factor: float, seed: int, runs: Path, small: bool = False) -> dict[str, float]:
+    """Train one cell; returns its measures."""
+    torch.set_num_threads(1)
+    regime, make = (tiny(KNOWN[name]) if small else KNOWN[name]), train_small
+    if regime.preset:
+        make = partial(train_preset, runs=runs)
+    return dict(make(regime, Arm(rule), factor, seed))
+
+
+class Trained(NamedTuple):
+    """A training on its way."""
+
+    learner: gs.Learner
+    state: gs.MetaState
+    source: Any
+    iteration: int
+
+
+def looks(regime: Regime, arm: Arm, factor: float, seed: int) -> Iterator[Trained]:
+    """Train; yields at every look at the validation tasks."""
+    source = regime.source()
+    torch.manual_seed(seed)
+    learner = arm.learner(regime, regime.model(), factor)
+    state = learner.init(seed=seed)
+    optimiser = gs.optimiser(state, regime.outer, gates=arm.gates)
+    every = max(1, regime.iterations // regime.looks)
+    for i in range(1, regime.iterations + 1):
+        gs.meta_step(learner, state, optimiser, source.sample("train", regime.shape, regime.tasks, (0, seed, i)))
+        if i % every == 0:
+            yield Trained(learner, state, source, i)
+
+
+def train_small(regime: Regime, arm: Arm, factor: float, seed: int) -> Measured:
+    began = time.monotonic()
+    for now in looks(regime, arm, factor, seed):
+        validation = now.source.sample("val", regime.shape, 100, (1, 0))
+        yield f"val@{now.iteration}", measure(now.learner, now.state, validation)
+    yield "test", measure(now.learner, now.state, now.source.sample("test", regime.shape, 400, (2, 0)))
+    yield from gates_of(now.state)
+    yield "seconds", time.monotonic() - began
+
+
+def measure(learner: gs.Learner, state: gs.MetaState, episodes: gs.Episodes) -> float:
+    """Accuracy in %, or mean squared error, over tasks."""
+    with torch.no_grad():
+        outputs = learner.logits(state, episodes)
+        if learner.loss == "mse":
+            return float((outputs - episodes.query_y).square().mean())
+        return 100 * float((outputs.argmax(-1) == episodes.query_y).float().mean())
+
+
+def gates_of(state: gs.MetaState) -> Measured:
+    """What is learned for each step: sig(lam), sig(m), s."""
+    for name, value in state.learned.get("sharing", {}).items():
+        if isinstance(value, Tensor):
+            numbers = value.detach() if name in ("s", "c") else value.detach().sigmoid()
+            yield from ((f"{name}@{k + 1}", float(number)) for k, number in enumerate(numbers))
+
+
+def train_preset(regime: Regime, arm: Arm, factor: float, seed: int, runs: Path) -> Measured:
+    """A preset of the paper with another arm; stopped at any time, it goes on from its last epoch."""
+    began = time.monotonic()
+    config = preset(regime.preset, seed=seed, epochs=regime.epochs, **regime.options)
+    data = gs.load_dataset(config.dataset, config.pixels)
+    like = replace(regime, rate=config.inner_lr, steps=config.steps)
+    run = gs.train(
+        arm.learner(like, build_network(config, data.image), factor),
+        data,
+        runs / regime.name / f"{arm.text.replace('/', '+')} x{factor:g}" / f"seed-{seed}",
+        resume=None,
+        display=False,
+        device=config.device,
+        engine=config.engine,
+        precision=config.precision,
+        optimiser=None if arm.gates == 1 else partial(gs.optimiser, rate=config.outer_lr, gates=arm.gates),
+        **{name: value for name, value in asdict(config).items() if name in TRAINING},
+    )
+    yield from ((f"val@{line['epoch']}", 100 * line["val_accuracy"]) for line in run.metrics)
+    yield from ((kind, 100 * run.summary["test"][kind]["accuracy"]) for kind in ("best", "ensemble"))
+    yield "test", 100 * run.summary["test"]["ensemble"]["accuracy"]
+    yield from gates_of(run.state)
+    yield "seconds", time.monotonic() - began
+
+
+TINY = {"dataset": "glyphs", "filters": 4, "iterations": 3, "val_tasks": 4, "test_tasks": 4, "queries": 2}
+ON_CPU = {"device": "cpu", "engine": "eager", "precision": "float32"}
+
+
+def tiny(regime: Regime) -> Regime:
+    """The same in seconds, to see that everything runs."""
+    if regime.preset:
+        return replace(regime, epochs=2, options={**TINY, **ON_CPU}, dataset="")
+    return replace(regime, iterations=4, looks=2)

@@ -1,0 +1,112 @@
+"""benchmarks/accelerate.py: which cells it trains, how it goes on after a kill, and its report."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def accelerate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import accelerate
+
+    return accelerate
+
+
+def run(out: Path, *options: str) -> str:
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "accelerate.py"),
+        "--tiny",
+        "--out",
+        str(out),
+        "--runs",
+        str(out / "runs"),
+    ]
+    return subprocess.run([*command, *options], check=True, capture_output=True, text=True).stdout
+
+
+def test_a_torn_file_is_gone_on_with_and_nothing_is_trained_twice(tmp_path: Path) -> None:
+    what = ("--regime", "sinusoid", "cub-1shot", "--rules", "original", "additive/gates10/zero-init")
+    what += ("--rates", "1", "--seeds", "10", "11")
+    assert run(tmp_path, *what).count(" seed ") == 8
+    whole = (tmp_path / "runs.csv").read_bytes()
+    assert whole.startswith(b"regime,rule,rate,seed,measure,value\n") and whole.count(b",seconds,") == 8
+    assert " seed " not in run(tmp_path, *what) and (tmp_path / "runs.csv").read_bytes() == whole
+    (tmp_path / "runs.csv").write_bytes(whole[:-3])  # a kill in the middle of the last row of the last cell
+    again = run(tmp_path, *what)
+    assert again.count(" seed ") == 1 and "additive/gates10/zero-init  rate x1  seed 11" in again
+    text = (tmp_path / "report.md").read_text()
+    assert "## sinusoid" in text and "## cub-1shot" in text and (tmp_path / "report.svg").exists()
+
+
+def measures(last: float) -> dict[str, float]:
+    return {"val@10": last, "val@20": last, "test": last, "seconds": 1.0}
+
+
+def test_the_rate_is_chosen_by_the_seeds_of_the_sweep_and_then_confirmed(accelerate: ModuleType) -> None:
+    given = Namespace(rates=[0.5, 1.0], seeds=[10, 11])
+    results = {accelerate.Cell("sinusoid", "shared", 0.5, seed): measures(2.0) for seed in (0, 1)}
+    left = accelerate.to_do(results, "sinusoid", ["shared"], given, higher=False)
+    assert left == [accelerate.Cell("sinusoid", "shared", 1.0, seed) for seed in (0, 1)]
+    results |= {cell: measures(last) for cell, last in zip(left, (1.0, float("nan")), strict=True)}
+    chosen = accelerate.to_do(results, "sinusoid", ["shared"], given, higher=False)
+    assert [(cell.rate, cell.seed) for cell in chosen] == [(0.5, 10), (0.5, 11)]  # one that is not finite is worst
+    results[left[1]] = measures(1.0)
+    assert {cell.rate for cell in accelerate.to_do(results, "sinusoid", ["shared"], given, higher=False)} == {1.0}
+    assert {cell.rate for cell in accelerate.to_do(results, "sinusoid", ["shared"], given, higher=True)} == {0.5}
+
+
+def test_half_rate_is_the_original_at_half_the_rate(accelerate: ModuleType) -> None:
+    cell = accelerate.Cell("sinusoid", "half-rate/zero", 2.0, 3)
+    assert accelerate.same_training(cell) == accelerate.Cell("sinusoid", "original/zero", 1.0, 3)
+    assert accelerate.same_training(cell._replace(rule="shared")) == cell._replace(rule="shared")
+
+
+def test_an_unknown_rule_or_option_is_an_error(tmp_path: Path) -> None:
+    for rule in ("shard", "shared/zeros"):
+        with pytest.raises(subprocess.CalledProcessError) as caught:
+            run(tmp_path, "--rules", rule)
+        assert rule in caught.value.stderr
+
+
+def test_what_the_shared_vector_explains_of_its_own_gradient_is_all(accelerate: ModuleType) -> None:
+    import explained
+
+    regime = accelerate.regimes.KNOWN["sinusoid"]
+    learner = accelerate.regimes.Arm("shared").learner(regime, regime.model(), 1.0)
+    state, task = learner.init(), regime.source().sample("train", regime.shape, 1, (0,))
+    state.memory = learner.outer_loss(state, task).memory  # of the first step: the direction of this task's gradient
+    first = {row[2:4]: row[4] for row in explained.explained("one", learner, state, task) if row[1] == 1}
+    for part in ("body", "head"):
+        assert first[part, "explained"] == pytest.approx(1, abs=1e-5)
+    assert first["body", "length"] == pytest.approx(first["head", "length"], rel=1e-4)  # one vector over both
+
+
+def test_a_head_at_zero_gives_the_body_no_gradient_at_first(accelerate: ModuleType) -> None:
+    import zero_head
+
+    regime = accelerate.regimes.tiny(accelerate.regimes.KNOWN["glyphs-mlp"])
+    for rule, zero in (("gate-only/zero/head4", True), ("gate-only", False)):
+        *_, last = accelerate.regimes.looks(regime, accelerate.regimes.Arm(rule), 1.0, 0)
+        found = dict(zero_head.looked_at(last, regime.shape))
+        assert (found["|G body|/|G head|, step 1"] == 0) == zero and found["|G body|/|G head|, step 2"] > 0
+        assert found["body moves"] > 0 and 0 <= found["head alone"] <= 100
+
+
+def test_differences_are_paired_and_signed_so_that_more_is_better(accelerate: ModuleType) -> None:
+    report = accelerate.report
+    one = {seed: measures(value) for seed, value in ((10, 1.0), (11, 3.0))}
+    other = {seed: measures(value) for seed, value in ((10, 2.0), (11, 4.0), (12, 9.0))}
+    for higher, sign in ((True, -1), (False, 1)):
+        found = report.paired(one, other, report.final, higher)
+        assert (found.mean, found.interval, found.seeds) == (sign, 0, 2)
+    assert report.reaching(one, 1.0, higher=False) == "10 (1 of 2)"
