@@ -40,7 +40,8 @@ from gradshare.runs.records import Epoch
 
 RESULTS = Path(__file__).resolve().parent
 PAPER, EARLIER = RESULTS / "paper", RESULTS / "earlier"
-PARTS = {"first": PAPER, "then": PAPER, "evidence": RESULTS / "evidence"}  # of a queue, in order: where its runs go
+# The parts of a queue, in order, and where their runs go.
+PARTS = {"first": PAPER, "gap": RESULTS / "gap", "then": PAPER, "evidence": RESULTS / "evidence"}
 MODELS, STATE = RESULTS.parent / "models", RESULTS.parent / "carry" / "queue_state"
 FINISHED, UNFINISHED = "finished.tar.gz", "unfinished.tar"
 PART, MOST_BACK = 15 * 2**20, 60 * 2**20  # bytes: of a file that comes back, and of all of them
@@ -228,19 +229,25 @@ def train(library: Library, queue: Queue, cell: Cell, runs: Path, archives: Path
 
 
 def ensure_data(library: Library, queue: Queue, name: str, archives: Path) -> None:
-    """Import a data set that is not there from its archives; other workers that need it wait."""
+    """Make a data set that is not there, from its archives or from another one; other workers that need it wait."""
     target = Path(os.environ["GRADSHARE_DATA"]) / name
     if name not in queue.data or target.exists():
         return
+    about, began = queue.data[name], time.monotonic()
+    if "change" in about:
+        ensure_data(library, queue, about["from"], archives)
     target.parent.mkdir(parents=True, exist_ok=True)
     with (target.parent / f".{name}.importing").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if target.exists():
             return
-        about, began = queue.data[name], time.monotonic()
-        paths = [archive(archives, file, digest) for file, digest in about["archives"].items()]
-        library.import_dataset(about["kind"], paths, about["transform"], name)
-        print(f"imported {name} in {time.monotonic() - began:.1f} s", flush=True)
+        if "change" in about:
+            command = [sys.executable, RESULTS / "changed_data.py", about["from"], about["change"], name]
+            subprocess.run(command, check=True)
+        else:
+            paths = [archive(archives, file, digest) for file, digest in about["archives"].items()]
+            library.import_dataset(about["kind"], paths, about["transform"], name)
+        print(f"made {name} in {time.monotonic() - began:.1f} s", flush=True)
 
 
 def archive(folder: Path, name: str, digest: str) -> Path:
@@ -316,6 +323,8 @@ def lacking(queue: Queue, name: str, archives: Path) -> list[str]:
     """Why a data set can neither be read nor imported here."""
     if name not in queue.data or (Path(os.environ["GRADSHARE_DATA"]) / name).exists():
         return []
+    if "change" in queue.data[name]:
+        return lacking(queue, queue.data[name]["from"], archives)
     reasons = []
     for file, digest in queue.data[name]["archives"].items():
         try:

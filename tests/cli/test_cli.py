@@ -50,7 +50,7 @@ OPTIONS = {
     "train": f"{RUN} log out preset resume timeout",
     "test": "arm backbone dataset folder norm-statistics queries seed shots split steps tasks ways",
     "report": "folder",
-    "export": "epoch folder license run",
+    "export": "epoch folder half-memory license run",
     "bench": BENCH,
     "grid list": f"{GRID} arms controls hours",
     "grid show": f"{GRID} name",

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from gradshare.experiments.presets import IMAGE
 from gradshare.runs import export
 from gradshare.runs.build import build_learner, choice_for
 from results import train_queue
+from results.changed_data import CHANGES
 from results.train_queue import RESULTS, Queue, best, collect, pack, work
 from tests.support.grids import SHARED, TINY
 
@@ -96,6 +98,28 @@ def test_evidence_has_a_folder_of_its_own_and_no_model(queue: Queue, places: Pat
     assert (
         gs.load_run(places / "evidence" / "cub-5shot-5task-maml-momentum" / "seed-0").config["inner"] == "momentum:0.9"
     )
+
+
+def test_changed_data_sets_are_made_from_others(
+    queue: Queue, blobs: Path, places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADSHARE_DATA", str(places))
+    plain = gs.load_dataset(blobs)
+    made = {}
+    for change in CHANGES:
+        queue.data[change] = {"from": str(blobs), "change": change}
+        assert train_queue.lacking(queue, change, places) == []
+        train_queue.ensure_data(train_queue.Library(), queue, change, places)
+        made[change] = gs.load_dataset(change)
+    counts = {name: [data.index.images, len(data.index.classes)] for name, data in made.items()}
+    assert counts == {"rotated": [4 * 240 + 240, 60], "augmented": [4 * 240 + 240, 24], "webp40": [480, 24]}
+    rows = plain.images[:20]
+    assert (made["rotated"].images[20:40] == np.rot90(rows, 1, axes=(1, 2))).all()
+    assert (made["augmented"].images[0] == rows[0]).all() and (made["augmented"].images[1] == rows[0][:, ::-1]).all()
+    tests = [data.images[-240:] for data in (plain, made["rotated"], made["augmented"])]  # validation and test
+    assert all((one == tests[0]).all() for one in tests[1:])
+    difference = np.abs(made["webp40"].images.astype(int) - plain.images.astype(int))
+    assert 0 < difference.mean() < 60
 
 
 def test_every_cell_can_run_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

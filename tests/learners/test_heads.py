@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import gradshare as gs
+from gradshare.learners.fingerprint import fingerprint
 from gradshare.method.mixing import BodyOnly, LeftOut
 from tests.support import reference
 from tests.support.cases import Case, assert_equal_to_reference, build, head_names, randomised
@@ -344,6 +345,15 @@ class HeadFirst(nn.Module):
 def test_a_head_that_is_named_starts_at_zero() -> None:
     assert gs.maml(HeadFirst(), head_start="zero", head="head").head == ("head.weight", "head.bias")
     assert gs.alfa(HeadFirst(), head_start="zero-init", head="head").head == ("head.weight", "head.bias")
+
+
+def test_another_head_is_another_learner() -> None:
+    """Else a run could be resumed with it."""
+    kinds: list[dict[str, Any]] = [{"head_start": "zero"}, {"head_start": "zero-init"}]
+    for kind in kinds:
+        head, body, last = (fingerprint(gs.maml(HeadFirst(), head=head, **kind)) for head in ("head", "body", None))
+        assert head != body == last
+        assert head["algorithm"] == f"maml, head_start {kind['head_start']} (head)"
 
 
 def test_a_zero_head_is_adapted_whole() -> None:

@@ -222,5 +222,9 @@ def test_a_learner_prints_in_a_few_words() -> None:
         "Learner(Conv4 of 70,085 weights, 10 of its tensors adapted; rule GradientSharing(norm='global',"
         " conditioned=False), Scale(rate=0.1); steps=5, loss='cross_entropy')"
     )
+    shared = gs.maml(nn.Linear(4, 3), sharing=gs.GradientSharing(), steps=2).init()
+    assert repr(shared) == (
+        "MetaState(params: 2 tensors of 15 numbers; learned: 2 tensors of 4 numbers; memory: 3 tensors of 31 numbers)"
+    )
     own = repr(gs.maml_plus_plus(nn.Linear(4, 3), inner_loss=nn.functional.cross_entropy))
     assert "inner_loss=cross_entropy" in own and "0x" not in own

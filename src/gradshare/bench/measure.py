@@ -33,19 +33,15 @@ from gradshare.learners.outer import meta_step
 from gradshare.method.episodes import Episodes, Shape, task_key
 from gradshare.method.sharing import GradientSharing
 from gradshare.method.state import MetaState
+from gradshare.runs.build import METHODS as ALGORITHMS
 from gradshare.runs.build import check_memory_for
 from gradshare.runs.config import RunConfig
 from gradshare.runs.evaluate import evaluate
 
 METHODS: dict[str, Callable[..., Learner]] = {
-    "maml": algorithms.maml,
-    "metasgd": algorithms.meta_sgd,
-    "mamlpp": algorithms.maml_plus_plus,
+    **ALGORITHMS,
     "momentum": partial(algorithms.maml, inner="momentum"),
     "adam": partial(algorithms.maml, inner="adam"),
-    "sparsemaml": algorithms.sparse_maml,
-    "metacurvature": algorithms.meta_curvature,
-    "alfa": algorithms.alfa,
 }
 CLASSES = {"train": 16, "test": 8}
 IMAGES = 600  # of each class, as in MiniImagenet, so that drawing tasks costs the same

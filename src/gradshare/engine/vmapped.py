@@ -53,11 +53,9 @@ def prepare(model: nn.Module) -> nn.Module:
             raise UserError(dropout_message(f"layer {where}", dropout))
         if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
             raise UserError(f"layer {where} has no shape yet: run the model once on an example batch first")
-        if isinstance(layer, BATCH_NORMS):
+        if isinstance(layer, BATCH_NORMS) or (isinstance(layer, INSTANCE_NORMS) and layer.training):
             layer.track_running_stats = False
             layer.running_mean = layer.running_var = layer.num_batches_tracked = None
-        if isinstance(layer, INSTANCE_NORMS) and layer.training:  # also when the module is in eval mode one day
-            layer.track_running_stats, layer.momentum = False, 0.0
     return model
 
 

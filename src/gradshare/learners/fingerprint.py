@@ -63,8 +63,11 @@ def fingerprint(
 
 def _algorithm(learner: Learner) -> str:
     """What the algorithm is called; a choice that runs of older versions did not have is part of it."""
-    head = "" if learner.head_start == "learned" else f", head_start {learner.head_start}"
-    return learner.algorithm + head
+    if learner.head_start == "learned":
+        return learner.algorithm
+    last = [name for name, weight in learner.module.named_parameters() if weight.requires_grad][-1]
+    other = "" if last in learner.head else f" ({learner.head[0].rpartition('.')[0]})"
+    return f"{learner.algorithm}, head_start {learner.head_start}{other}"
 
 
 def _layer(layer: nn.Module) -> str:

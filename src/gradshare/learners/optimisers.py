@@ -23,6 +23,7 @@ def optimiser(state: MetaState | Mapping[str, Tensor], rate: float, gates: float
 
     Args:
         state: a state; or what it learns, by name, as `gs.train(optimiser=...)` hands it over.
+        rate: the outer learning rate.
         gates: factor on the rate of what the outer loop learns beside the weights: m, lambda, learned rates.
 
     Example:

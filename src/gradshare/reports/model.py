@@ -369,7 +369,7 @@ def _made(learner: dict[str, Any]) -> dict[str, Any]:
         "method": method,
         "inner_lr": learner.get("inner_lr"),
         "inner": ", ".join(inner) or None,
-        "head_start": head if head not in ("", "prototypes") else None,
+        "head_start": None if head.startswith("prototypes") else head or None,
     }
 
 

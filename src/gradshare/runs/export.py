@@ -354,9 +354,9 @@ def from_pretrained(folder: str | Path, learner: Learner | None = None) -> tuple
         >>> folder = gs.save_pretrained(tempfile.mkdtemp() + "/model", trained, trained.init(seed=0))
         >>> learner, state = gs.from_pretrained(folder, trained)  # then learner.adapt(state, ...), learner.predict(...)
     """
-    folder = _find_model(folder)
     if learner is not None:
         check_learner(learner)
+    folder = _find_model(folder)
     config = _read_config(folder / "config.json")
     if learner is not None and isinstance(config[FINGERPRINT], dict):
         check_same_learner(folder, config[FINGERPRINT], fingerprint(learner), OF_THE_OUTER_LOOP, "model")
