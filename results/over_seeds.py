@@ -231,8 +231,7 @@ def short(kept: Kept) -> str:
         reached = [_reached(one, one.main(arm), at) for arm in ARMS]
         tested = [_test(one, arm) or ABSENT for arm in ARMS]
         rows.append([kept.title(one), f"{100 * one.levels[at].value:g} %", *reached, *tested])
-    arms = ["original", "sharing", "gate-only"]
-    names = ["level", *(f"{what}{arm}" for what in ("epoch: ", "test, %: ") for arm in arms)]
+    names = ["level", "epoch: original", "sharing", "gate-only", "test, %: original", "sharing", "gate-only"]
     return f"{_table(['', *names], rows)}\n\n{_sentences(kept)}"
 
 
