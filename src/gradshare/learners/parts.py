@@ -17,7 +17,6 @@ from torch import Tensor
 
 from gradshare.errors import UserError
 from gradshare.learners.learner import Learner, Outcome
-from gradshare.method.adapt import gradients_of
 from gradshare.method.episodes import Episodes
 from gradshare.method.losses import accuracy
 from gradshare.method.rules import NOTHING, InnerStep, Moved, Total, Tree, Weights, stack_memory, sum_of_tasks
@@ -140,12 +139,11 @@ class _Parts:
         losses, right = [], []
         for tasks, part in zip(self.slices, self.parts, strict=True):
             fast, inputs = _leaves(after, tasks), self.network.inputs(part.query_x, part.query_mask)
-            logits = self.network.forward(fast, self.shared[k], inputs, inner=False)
-            each = self.learner.losses(logits, part.query_y, part.query_mask)
+            scores = self.learner._scores(fast, self.shared[k], inputs, part.query_y, part.query_mask)
             if weight is not None:
-                _backward([each], [torch.full_like(each, weight)], fast, self.shared[k])
-            losses.append(each.detach())
-            if (share := accuracy(logits, part.query_y, part.query_mask)) is not None:
+                _backward([scores.mean], [torch.full_like(scores.mean, weight * part.tasks)], fast, self.shared[k])
+            losses.append(scores.losses)
+            if (share := accuracy(scores.outputs, part.query_y, part.query_mask)) is not None:
                 right.append(share)
             _add(adjoint, after, tasks, fast)
         return _joined(losses), _joined(right) if right else None
@@ -176,9 +174,8 @@ class _Parts:
     def _support_gradients(self, fast: Weights, k: int, number: int, create_graph: bool) -> tuple[Weights, Weights]:
         """The weights of one part of the tasks, as leaves, and the gradients of its support losses."""
         own, part = _leaves(fast, self.slices[number]), self.parts[number]
-        outputs = self.network.forward(own, self.shared[k], self.support[number], inner=True)
-        losses = self.learner.losses(outputs, part.support_y, part.support_mask, inner=True)
-        return own, gradients_of(losses, own, create_graph)
+        support = self.support[number], part.support_y, part.support_mask
+        return own, self.learner._support_gradients(own, self.shared[k], *support, create_graph)
 
     def _update(self, gradients: Weights, fast: Weights, carry: Tree, k: int) -> Moved:
         return self.rule.update(InnerStep(gradients, fast, self.learned, self.memory, carry, k, self.total))
