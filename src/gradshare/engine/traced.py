@@ -14,6 +14,7 @@ activations again. That is one convolution unit of nine more, and the activation
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, cast
@@ -23,11 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gradshare.engine.forms import forms
-from gradshare.engine.vmapped import Given, VmapBackend
+from gradshare.engine.vmapped import Given, VmapBackend, explained
 from gradshare.errors import UserError
 from gradshare.method.adapt import gradients_of
 from gradshare.method.episodes import tensors_of
@@ -40,7 +40,7 @@ MEANING = {"gradient": "an inner step", "product": "its second derivative", "sco
 
 # Programs by module, so that the learners of all epochs have them in common; then by kind, loss and shapes.
 PROGRAMS: WeakKeyDictionary[nn.Module, dict[Any, Program]] = WeakKeyDictionary()
-listeners: list[Callable[[str], object]] = []  # called with a line of text before something is compiled
+_listeners: list[Callable[[str], object]] = []
 
 
 class Batch(NamedTuple):
@@ -129,7 +129,10 @@ class Traced(VmapBackend):
 
     def _losses(self, fast: Weights, shared: Weights, batch: Batch) -> tuple[Tensor, Tensor]:
         outputs = self._traced_run(fast, shared, batch.x)
-        return task_losses(batch.loss, outputs, batch.y, batch.mask), outputs
+        try:
+            return task_losses(batch.loss, outputs, batch.y, batch.mask), outputs
+        except RuntimeError as error:
+            raise explained(error, "loss") from error
 
     def _traced_run(self, fast: Weights, shared: Weights, x: Given) -> Tensor:
         usual = self._functions, self._promotes
@@ -216,6 +219,7 @@ def traced(function: Callable[..., list[Tensor]], values: list[Tensor]) -> Graph
     """What a function of tensors does, as a list of PyTorch's basic operations."""
     from torch._functorch.compile_utils import fx_graph_cse
     from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
 
     trace = make_fx(function, select_decomp_table(), tracing_mode="fake", _allow_non_fake_inputs=True)
     # A tensor that comes twice is two inputs; only shapes and types are looked at.
@@ -232,13 +236,26 @@ def traced(function: Callable[..., list[Tensor]], values: list[Tensor]) -> Graph
 def compiled(module: GraphModule, what: str) -> Program:
     """A list of operations as one program, by Inductor; it keeps what it compiled for later processes."""
     from torch._guards import TracingContext, tracing
-    from torch._inductor.compile_fx import compile_fx_inner
 
-    for listen in listeners:
+    with warnings.catch_warnings():  # PyTorch's own, about PyTorch
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from torch._inductor.compile_fx import compile_fx_inner
+
+    for listen in _listeners:
         listen(f"compiling {what} ({len(module.graph.nodes):,} operations); later runs find it compiled")
     examples = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     with torch.no_grad(), tracing(TracingContext(examples[0].fake_mode)):
         return cast(Program, compile_fx_inner(module, examples))
+
+
+@contextmanager
+def announced(listen: Callable[[str], object]) -> Iterator[None]:
+    """Call a function with a line of text before something is compiled."""
+    _listeners.append(listen)
+    try:
+        yield
+    finally:
+        _listeners.remove(listen)
 
 
 def interpreted(module: GraphModule, what: str) -> Program:
