@@ -155,9 +155,8 @@ def test_the_stand_ins_of_the_operators(name: str) -> None:
     x, w = (torch.randn(shape) for shape in shapes)
     y = torch.ops.gradshare.conv(x, w, *maps)
     for operator, tensors in (("conv", (x, w)), ("images_gradient", (y, x, w)), ("filters_gradient", (y, x, w))):
-        torch.library.opcheck(
-            getattr(torch.ops.gradshare, operator).default, (*tensors, *maps), test_utils=("test_schema", "test_faketensor")
-        )  # fmt: skip
+        function = getattr(torch.ops.gradshare, operator).default
+        torch.library.opcheck(function, (*tensors, *maps), test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.parametrize("dims", [[1, 3, 4], [2], [3, 4]])

@@ -54,10 +54,8 @@ class Choice:
     @property
     def _arithmetic(self) -> str:
         if self.precision != "float32" and self.no_kernels is not None:
-            return (
-                f"{self._programs} in {self.precision}, not our kernels: {self.no_kernels}; weights, sums and statistics"
-                " in float32"
-            )
+            how = f"{self._programs} in {self.precision}; weights, sums and statistics in float32"
+            return f"{how}; not our kernels: {self.no_kernels}"
         if self.precision != "float32":
             apart = "" if self.apart is None else f"; {self.apart} by PyTorch's operations, one weight after the other"
             return f"our kernels in {self.precision}; weights, sums and statistics in float32{apart}"
