@@ -322,3 +322,24 @@ def test_compiled_programs_give_the_same() -> None:
 def test_tf32_needs_a_gpu() -> None:
     with pytest.raises(gs.UserError, match="NVIDIA"):
         gs.maml(deep()).to("cpu", "tf32")
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_the_share_of_operations_in_programs() -> None:
+    class Fourier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(9, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.fft.rfft(x.flatten(1)[:, :16]).real)
+
+    episodes = images(0)
+    assert isinstance(episodes.support_x, Tensor)
+    found = [
+        gs.maml(model, steps=1).to("cpu", compiled=True).programs_share(episodes.support_x, episodes.support_y)
+        for model in (deep(), Fourier())
+    ]
+    assert found[0] == "100% of its operations"
+    assert found[1] is not None and "all but" in found[1] and "fft" in found[1] and not found[1].startswith("100%")
+    assert gs.maml(deep()).programs_share(episodes.support_x, episodes.support_y) is None

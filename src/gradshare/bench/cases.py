@@ -8,7 +8,9 @@ from typing import Any, Literal
 from gradshare.errors import UserError, check_range
 
 Library = Literal["gradshare", "higher", "torchopt"]
-Method = Literal["maml", "metasgd", "mamlpp", "momentum", "adam", "sparsemaml", "metacurvature", "alfa"]
+Method = Literal[
+    "maml", "metasgd", "mamlpp", "momentum", "adam", "sparsemaml", "metacurvature", "alfa", "anil", "boil", "adaptnorm"
+]
 Arm = Literal["original", "shared"]
 Engine = Literal["eager", "graph", "compiled"]
 Precision = Literal["float32", "tf32", "bf16"]
@@ -55,6 +57,7 @@ class Case:
     device: str = "cpu"
     engine: Engine = "eager"
     precision: Precision = "float32"
+    checkpoint: bool = False
 
     def __post_init__(self) -> None:
         for name in ("tasks", "shots", "queries", "steps", "filters"):
@@ -77,7 +80,7 @@ class Case:
     @property
     def setting(self) -> dict[str, Any]:
         """The fields that are equal in two cases that do the same work."""
-        different = ("library", "method", "arm", "engine", "precision")
+        different = ("library", "method", "arm", "engine", "precision", "checkpoint")
         return {name: value for name, value in asdict(self).items() if name not in different}
 
     @property
@@ -94,7 +97,9 @@ class Case:
     @property
     def what(self) -> str:
         """A short label: the method, such as `maml+gs`, or the name of the other library."""
-        return self.library if self.library in RIVALS else self.method + ("+gs" if self.arm == "shared" else "")
+        if self.library in RIVALS:
+            return self.library
+        return self.method + ("+gs" if self.arm == "shared" else "") + (", checkpoint" if self.checkpoint else "")
 
 
 BASE = {

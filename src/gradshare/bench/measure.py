@@ -48,6 +48,9 @@ METHODS: dict[str, Callable[..., Learner]] = {
     "sparsemaml": algorithms.sparse_maml,
     "metacurvature": algorithms.meta_curvature,
     "alfa": algorithms.alfa,
+    "anil": algorithms.anil,
+    "boil": algorithms.boil,
+    "adaptnorm": partial(algorithms.maml, adapt_norm=True),
 }
 CLASSES = {"train": 16, "test": 8}
 IMAGES = 600  # of each class, as in MiniImagenet, so that drawing tasks costs the same
@@ -151,8 +154,8 @@ def prepare(case: Case) -> tuple[Step, tuple[Learner, MetaState] | None]:
     learner, state = build(case)
     adam = optimiser(state, RATE)
     if case.engine == "graph":
-        return GraphedStep(learner, state, adam), (learner, state)
-    return lambda episodes: meta_step(learner, state, adam, episodes), (learner, state)
+        return GraphedStep(learner, state, adam, checkpoint=case.checkpoint), (learner, state)
+    return lambda episodes: meta_step(learner, state, adam, episodes, checkpoint=case.checkpoint), (learner, state)
 
 
 def build(case: Case) -> tuple[Learner, MetaState]:

@@ -42,7 +42,7 @@ class Benchmark:
     """Setting: the paper's four (84x84x3, 5-way, 5 inner steps, 48 filters), the default on a GPU; or cpu (5task-1shot
     at 28x28x1), the default on a CPU."""
     methods: Annotated[tuple[Method, ...], SEVERAL] = ("maml", "metasgd", "mamlpp")
-    """Algorithms; momentum and adam are MAML with that inner optimiser."""
+    """Algorithms; momentum and adam are MAML with that inner optimiser, adaptnorm is MAML that adapts batch norm."""
     arms: Annotated[tuple[Arm, ...], SEVERAL] = ("original", "shared")
     """Without sharing (original), with it (shared), or both."""
     backbone: str = "conv4"

@@ -15,13 +15,14 @@ activations again. That is one convolution unit of nine more, and the activation
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.autograd.function import once_differentiable
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -90,10 +91,28 @@ class Traced(VmapBackend):
         found = _Gradients.apply(gradient, product, batch, tuple(fast), tuple(shared), *fast.values(), *shared.values())
         return dict(zip(fast, found, strict=True))
 
+    @torch.no_grad()
+    def add_product(self, fast: Weights, shared: Weights, batch: Batch, back: Weights) -> None:
+        """Add the derivative of the support gradients, by what comes back to them, to the `grad` of the weights."""
+        leaves = [*fast.values(), *shared.values()]
+        program = self._program("product", fast, shared, batch, back)
+        for leaf, value in zip(leaves, program(fast, shared, batch, back), strict=True):
+            if leaf.requires_grad:
+                leaf.grad = value if leaf.grad is None else leaf.grad + value
+
     def scores(self, fast: Weights, shared: Weights, batch: Batch) -> Scores:
         """The query losses; the mean of those of all tasks is differentiable."""
         program = self._program("scores", fast, shared, batch)
         return Scores(*_Scores.apply(program, batch, tuple(fast), tuple(shared), *fast.values(), *shared.values()))
+
+    def share(self, fast: Weights, shared: Weights, batch: Batch) -> str:
+        """How many of the operations of an inner step are in programs, and which are PyTorch's own; for people."""
+        values, form = _flat((fast, shared, batch))
+        graph = traced(self._flat_function("gradient", (fast, shared, batch), form), values).graph
+        nodes = [node for node in graph.nodes if node.op == "call_function" and isinstance(node.target, OpOverload)]
+        own = [node for node in nodes if node.target in by_pytorch()]
+        names = ", ".join(sorted({node.target.overloadpacket.__name__ for node in own}))
+        return f"{1 - len(own) / len(nodes):.0%} of its operations" + (f", all but {names}" if own else "")
 
     def _program(self, kind: Kind, *arguments: Any) -> Callable[..., list[Tensor]]:
         """A program for these arguments: weights of all tasks, what they share, a batch, what comes back."""
@@ -107,18 +126,7 @@ class Traced(VmapBackend):
         kinds = tuple((value.shape, value.dtype, value.device) for value in values)
         key = kind, self.adapted, self.low, self.tf32, batch.loss, form, kinds
         if key not in programs:
-            functions: dict[Kind, Callable[..., list[Tensor]]] = {
-                "gradient": self._gradient,
-                "product": self._product,
-                "scores": self._score,
-            }
-
-            def flat(*values: Tensor) -> list[Tensor]:
-                with torch.enable_grad():
-                    found = functions[kind](*_unflat(list(values), arguments, form))
-                return [value.detach().contiguous() for value in found]
-
-            programs[key] = compiled(traced(flat, values), MEANING[kind])
+            programs[key] = compiled(traced(self._flat_function(kind, arguments, form), values), MEANING[kind])
         program = programs[key]
 
         def run(*arguments: Any) -> list[Tensor]:
@@ -126,6 +134,21 @@ class Traced(VmapBackend):
                 return program([value.detach().contiguous() for value in _flat(arguments)[0]])
 
         return run
+
+    def _flat_function(self, kind: Kind, arguments: Any, form: Any) -> Callable[..., list[Tensor]]:
+        """What a program of a kind does, as a function of tensors alone."""
+        functions: dict[Kind, Callable[..., list[Tensor]]] = {
+            "gradient": self._gradient,
+            "product": self._product,
+            "scores": self._score,
+        }
+
+        def flat(*values: Tensor) -> list[Tensor]:
+            with torch.enable_grad():
+                found = functions[kind](*_unflat(list(values), arguments, form))
+            return [value.detach().contiguous() for value in found]
+
+        return flat
 
     def _losses(self, fast: Weights, shared: Weights, batch: Batch) -> tuple[Tensor, Tensor]:
         outputs = self._traced_run(fast, shared, batch.x)
@@ -233,14 +256,27 @@ def traced(function: Callable[..., list[Tensor]], values: list[Tensor]) -> Graph
     return module
 
 
+def _inductor() -> Any:
+    """The compiler's module, which is slow to import."""
+    with warnings.catch_warnings():  # PyTorch's own, about PyTorch
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import torch._inductor.compile_fx
+    return torch._inductor.compile_fx
+
+
+def by_pytorch() -> Collection[Any]:
+    """Operations that the compiler leaves to PyTorch's own kernels, without convolutions and products."""
+    _inductor()
+    from torch._inductor.lowering import fallbacks
+
+    return fallbacks
+
+
 def compiled(module: GraphModule, what: str) -> Program:
     """A list of operations as one program, by Inductor; it keeps what it compiled for later processes."""
     from torch._guards import TracingContext, tracing
 
-    with warnings.catch_warnings():  # PyTorch's own, about PyTorch
-        warnings.simplefilter("ignore", DeprecationWarning)
-        from torch._inductor.compile_fx import compile_fx_inner
-
+    compile_fx_inner = _inductor().compile_fx_inner
     for listen in _listeners:
         listen(f"compiling {what} ({len(module.graph.nodes):,} operations); later runs find it compiled")
     examples = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]

@@ -144,6 +144,15 @@ class Learner:
         names = (*self.adapted, *vmapped.statistics_of(self.module))
         return vmapped.VmapBackend(vmapped.with_fixed_norms(self.module), names, fixed_norms=True)
 
+    def programs_share(self, x: Tensor, y: Tensor) -> str | None:  # [tasks, n, ...], [tasks, n]
+        """How much of an inner step is in compiled programs, for people; None for a learner that has none."""
+        network, state = self.network, self.init()
+        if not isinstance(network, Traced):
+            return None
+        shared, inputs = self._shared_of_steps(state)[0], network.inputs(x)
+        fast = self._fast(network.start(self._start(state)), shared, inputs, y, None, training=True)
+        return network.share(fast, shared, Batch(inputs, y, None, self._inner_loss))
+
     def init(self, seed: int | None = None) -> MetaState:
         """The state before training.
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gradshare.engine.traced import Batch, Traced
 from gradshare.errors import UserError
 from gradshare.learners.learner import Learner, Outcome
 from gradshare.method.episodes import Episodes
@@ -53,8 +54,11 @@ class _Parts:
 
     def __init__(self, learner: Learner, state: MetaState, episodes: Episodes, size: int, sources: _Sources) -> None:
         self.learner, self.network, self.tasks = learner, learner.network, episodes.tasks
-        self.slices = [slice(first, first + size) for first in range(0, episodes.tasks, size)]
+        self.slices = _slices(episodes.tasks, size)
         self.parts = [episodes[one] for one in self.slices]
+        # Compiled programs keep nothing of an inner step: there the query sets need the most memory.
+        self.queries = _slices(episodes.tasks, 1 if isinstance(self.network, Traced) else size)
+        self.episodes = episodes
         self.support = [self.network.inputs(part.support_x, part.support_mask) for part in self.parts]
         self.start = sources.cut(self.network.start(learner._start(state)))
         self.shared = [sources.cut(shared) for shared in learner._shared_of_steps(state)]
@@ -137,7 +141,8 @@ class _Parts:
     ) -> tuple[Tensor, Tensor | None]:
         """Query losses and accuracies after a step. Derivatives are added to `adjoint` and in `shared`, if weighted."""
         losses, right = [], []
-        for tasks, part in zip(self.slices, self.parts, strict=True):
+        for tasks in self.queries:
+            part = self.episodes[tasks]
             fast, inputs = _leaves(after, tasks), self.network.inputs(part.query_x, part.query_mask)
             scores = self.learner._scores(fast, self.shared[k], inputs, part.query_y, part.query_mask)
             if weight is not None:
@@ -165,11 +170,23 @@ class _Parts:
         adjoint = _gathered(fast)
         along = _gathered(gradients)
         for number, tasks in enumerate(self.slices) if along else ():
-            own, again = self._support_gradients(step.before, k, number, True)
-            names = [name for name in along if again[name].requires_grad]
-            _backward([again[name] for name in names], [along[name][tasks] for name in names], own, self.shared[k])
+            own = self._second_order(step, k, number, {name: one[tasks] for name, one in along.items()})
             _add(adjoint, step.before, tasks, own)
         return adjoint, _gathered(entering)
+
+    def _second_order(self, step: _Step, k: int, number: int, along: Weights) -> Weights:
+        """The weights of one part of the tasks, as leaves with derivatives of the support gradients along `along`."""
+        own: Weights
+        if isinstance(self.network, Traced):
+            own, part = _leaves(step.before, self.slices[number]), self.parts[number]
+            batch = Batch(self.support[number], part.support_y, part.support_mask, self.learner._inner_loss)
+            back = {name: along.get(name, torch.zeros_like(weight)) for name, weight in own.items()}
+            self.network.add_product(own, self.shared[k], batch, back)
+            return own
+        own, again = self._support_gradients(step.before, k, number, True)
+        names = [name for name in along if again[name].requires_grad]
+        _backward([again[name] for name in names], [along[name] for name in names], own, self.shared[k])
+        return own
 
     def _support_gradients(self, fast: Weights, k: int, number: int, create_graph: bool) -> tuple[Weights, Weights]:
         """The weights of one part of the tasks, as leaves, and the gradients of its support losses."""
@@ -220,6 +237,10 @@ def _repeatable(learner: Learner, on_gpu: bool) -> Iterator[None]:
 
 def _generators(on_gpu: bool) -> list[Tensor]:
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if on_gpu else [])]
+
+
+def _slices(tasks: int, size: int) -> list[slice]:
+    return [slice(first, first + size) for first in range(0, tasks, size)]
 
 
 def _leaves(weights: Weights, part: slice = slice(None)) -> dict[str, Tensor]:

@@ -30,6 +30,9 @@ Pair = tuple[Tensor, Tensor]  # two factors of a product
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # on a CPU, for tests; do not rely on its bfloat16
 DOT: dict[str, str] = {"float32": "ieee", "tf32": "ieee" if INTERPRETED else "tf32", "bf16": "tf32"}
 ROUNDED = {"float32": False, "tf32": not INTERPRETED, "bf16": False}  # whether factors are rounded to TF32, see below
+# Tiles that were the fastest at T = 1, each tried alone (docs/log.md, 2026-11-16): 16 positions instead of 32 in
+# elementwise programs, and 128 rows instead of 64 in convolutions of middling size. False: the sizes before.
+SMALL_BATCH_TILES = True
 MOST_PARTS = 128  # partial sums that are added at a time
 
 

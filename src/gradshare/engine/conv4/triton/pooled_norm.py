@@ -19,6 +19,7 @@ from torch import Tensor
 from gradshare.engine.conv4.triton.device import (
     INTERPRETED,
     OVERLAPPED,
+    SMALL_BATCH_TILES,
     Tile,
     counters,
     factor,
@@ -32,7 +33,7 @@ from gradshare.engine.conv4.triton.device import (
     wait,
 )
 
-ELEMENTWISE = Tile(positions=32, depth=0, warps=4, stages=0)
+ELEMENTWISE = Tile(positions=16 if SMALL_BATCH_TILES else 32, depth=0, warps=4, stages=0)
 REDUCTION = Tile(positions=32, depth=0, warps=4, stages=0)
 
 
