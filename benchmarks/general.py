@@ -178,13 +178,18 @@ def methods(context: Context) -> None:
 
 
 def streams(context: Context) -> None:
-    """The calls of a convolution, one a task, on several streams."""
+    """The calls of a convolution, one a task, on several streams; and kernels that cuDNN chose by timing them."""
     for count in (1, 2, 4):
         print(f"-- {count} streams", flush=True)
         operators.STREAMS = count
         cases = [case_of(context, name, *sizes, **best(context)) for name, sizes in VARIED.items()]
         context.time(cases, f"general-streams-{count}.json")
     operators.STREAMS = 1
+    print("-- cuDNN's benchmark", flush=True)
+    torch.backends.cudnn.benchmark = True
+    cases = [case_of(context, name, *sizes, **best(context)) for name, sizes in VARIED.items()]
+    context.time(cases, "general-cudnn-benchmark.json")
+    torch.backends.cudnn.benchmark = False
 
 
 VARIED = {"resnet": (4, 1), "relu": (5, 5)}
@@ -260,8 +265,12 @@ ROWS = (
 TINY_ROW = Row(3, 1, 2, 4, (1, 16, 16), 2, 0.05)
 
 
-def errors(row: Row, seed: int, device: str) -> dict[str, float]:
-    """The relative error of a meta-gradient in each precision, by PyTorch and by us; random images, sharing."""
+def errors(row: Row, seed: int, device: str, ours: bool = False) -> dict[str, float]:
+    """The relative error of a meta-gradient in each precision, by PyTorch and by us; random images, sharing.
+
+    Args:
+        ours: PyTorch and our kernels only. Else in the first five seeds also compiled programs.
+    """
     draw = torch.Generator().manual_seed(seed)
     sizes = [(row.tasks, row.ways * each, *row.image) for each in (row.shots, 15 if not TINY else 2)]
     images = [torch.rand(size, generator=draw) for size in sizes]
@@ -285,7 +294,7 @@ def errors(row: Row, seed: int, device: str) -> dict[str, float]:
         ways |= {"our bf16": (learner.to(device, "bf16"), True), "compiled bf16": (compiled.to(device, "bf16"), True)}
         ways |= {"compiled tf32": (compiled.to(device, "tf32"), True)}
     for name, (one, tf32) in ways.items():
-        if "compiled" in name and seed >= 5:  # a program for each row takes a while
+        if "compiled" in name and (ours or seed >= 5):  # a program for each row takes a while
             continue
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
         found[name] = ((gradient(one, state, here) - exact).norm() / exact.norm()).item()

@@ -53,7 +53,8 @@ def laid_out(x: Tensor) -> Tensor:  # [tasks, n, C, ...]
     dimensions of pixels."""
     if x.dim() != 5:
         return x.contiguous()
-    return x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    last = x.permute(0, 1, 3, 4, 2)
+    return x if last.is_contiguous() else last.contiguous().permute(0, 1, 4, 2, 3)
 
 
 def _like(x: Tensor, shape: Iterable[int]) -> Tensor:

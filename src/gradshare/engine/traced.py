@@ -15,7 +15,7 @@ activations again. That is one convolution unit of nine more, and the activation
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, cast
 from weakref import WeakKeyDictionary
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.autograd.function import once_differentiable
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gradshare.engine.forms import forms
@@ -110,7 +110,7 @@ class Traced(VmapBackend):
         values, form = _flat((fast, shared, batch))
         graph = traced(self._flat_function("gradient", (fast, shared, batch), form), values).graph
         nodes = [node for node in graph.nodes if node.op == "call_function" and isinstance(node.target, OpOverload)]
-        own = [node for node in nodes if node.target in by_pytorch()]
+        own = [node for node in nodes if _by_pytorch(node.target)]
         names = ", ".join(sorted({node.target.overloadpacket.__name__ for node in own}))
         return f"{1 - len(own) / len(nodes):.0%} of its operations" + (f", all but {names}" if own else "")
 
@@ -247,13 +247,26 @@ def traced(function: Callable[..., list[Tensor]], values: list[Tensor]) -> Graph
     trace = make_fx(function, select_decomp_table(), tracing_mode="fake", _allow_non_fake_inputs=True)
     # A tensor that comes twice is two inputs; only shapes and types are looked at.
     module = trace(*(torch.empty_like(value, memory_format=torch.contiguous_format) for value in values))
-    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
-        node.replace_all_uses_with(node.args[0])
-        module.graph.erase_node(node)
+    for node in module.graph.nodes:
+        _shorten(node)
     module = GraphModule(module, fx_graph_cse(module.graph))
     module.graph.eliminate_dead_code()
     module.recompile()
     return module
+
+
+def _shorten(node: Node) -> None:
+    """Take out an operation that changes nothing: one that stands for its argument, or a permutation undone."""
+    aten = torch.ops.aten
+    if node.target in (aten.detach.default, aten.alias.default):
+        node.replace_all_uses_with(cast(Node, node.args[0]))
+    elif node.target == aten.permute.default:
+        source, order = cast(Any, node.args)
+        if source.target == aten.permute.default:
+            inner, before = source.args
+            node.args = source, order = inner, [before[dim] for dim in order]
+        if list(order) == list(range(len(order))):
+            node.replace_all_uses_with(source)
 
 
 def _inductor() -> Any:
@@ -264,12 +277,12 @@ def _inductor() -> Any:
     return torch._inductor.compile_fx
 
 
-def by_pytorch() -> Collection[Any]:
-    """Operations that the compiler leaves to PyTorch's own kernels, without convolutions and products."""
+def _by_pytorch(operation: OpOverload) -> bool:
+    """Whether the compiler leaves an operation to PyTorch's own kernels; convolutions are ours."""
     _inductor()
-    from torch._inductor.lowering import fallbacks
+    from torch._inductor.lowering import fallbacks, lowerings
 
-    return fallbacks
+    return operation.namespace != "gradshare" and (operation in fallbacks or operation not in lowerings)
 
 
 def compiled(module: GraphModule, what: str) -> Program:
