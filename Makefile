@@ -1,17 +1,22 @@
 # Every target sets up .venv by itself. Needs Python 3.11 or later.
 PYTHON ?= python3
 BIN = .venv/bin
-CODE = src tests examples benchmarks results
+CODE = src tests docs examples benchmarks results
 
 # OpenMP threads of two test processes would fight for two cores.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal --durations 15
 
-.PHONY: demo test stress fuzz chaos format
+.PHONY: demo docs test stress fuzz chaos format
 
 demo: .venv/ready
 	$(BIN)/gradshare compare --dataset glyphs --method maml --inner-lr 0.4 --filters 16 \
 	    --epochs 8 --iterations 30 --val-tasks 200 --test-tasks 200 \
 	    --arms original --arms shared --arms half-rate --jobs 3 --threads 1 --out runs/demo
+
+# The site, docs/_build/html/index.html: offline, warnings are errors. It runs the notebooks, once until they change.
+docs: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going \
+	    -d docs/_build/doctrees docs docs/_build/html
 
 # What every change must pass: 5 minutes on two cores. The quick checks come first.
 test: .venv/ready
@@ -21,7 +26,8 @@ test: .venv/ready
 	$(BIN)/mypy
 	$(PYTEST) --ignore tests/stress
 
-# What is slow: chaos for 5 minutes, bad input, GPU kernels in Triton's interpreter, Ray, a browser. 20 minutes.
+# What is slow: chaos for 5 minutes, bad input, GPU kernels in Triton's interpreter, Ray, a browser, the site with its
+# notebooks, the wheel in an empty environment. 25 minutes.
 stress: .venv/ready
 	$(PYTEST) tests/stress
 

@@ -2,7 +2,7 @@
 
     python results/train_queue.py --status            what is finished, and what is still to train
     python results/train_queue.py --minutes 9.3 --workers 4 --out $OUT --state carry/queue_state    on the GPU machine
-    python results/train_queue.py --collect FOLDER    put what a call brought back in its place, in this checkout
+    python results/train_queue.py --collect FOLDER    put what a call brought back in its place: results/paper, models
 
 A cell is finished when its best validation is 25 epochs back (counted once validation has passed 30 %, or from epoch
 75 on), or at the paper's own length. It is trained to the first epoch at which that can be so (`due`) and made longer
@@ -16,6 +16,7 @@ import argparse
 import fcntl
 import hashlib
 import io
+import json
 import os
 import shutil
 import signal
@@ -32,18 +33,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gradshare.experiments.presets import experiment, preset
+from gradshare.experiments.presets import Experiment, experiment, preset
 from gradshare.runs.config import RunConfig
 from gradshare.runs.folder import RunFolder
 from gradshare.runs.records import Epoch
 
 RESULTS = Path(__file__).resolve().parent
-PAPER, EARLIER, COLLECTED = RESULTS / "paper", RESULTS / "earlier", RESULTS / "queue_models.txt"
-MODELS, STATE = RESULTS.parent / "scratch" / "models", RESULTS.parent / "carry" / "queue_state"
+PAPER, EARLIER = RESULTS / "paper", RESULTS / "earlier"
+# The parts of a queue, in order, and where their runs go.
+PARTS = {"first": PAPER, "gap": RESULTS / "gap", "then": PAPER, "evidence": RESULTS / "evidence"}
+MODELS, STATE = RESULTS.parent / "models", RESULTS.parent / "carry" / "queue_state"
 FINISHED, UNFINISHED = "finished.tar.gz", "unfinished.tar"
 PART, MOST_BACK = 15 * 2**20, 60 * 2**20  # bytes: of a file that comes back, and of all of them
 PACKING = 20.0  # seconds kept at the end for stopping and packing
 BEST = 5  # epochs in the ensemble of the test
+LICENCE = "mit"  # of the models; their cards say the terms of the data
 
 
 class Library:
@@ -88,13 +92,20 @@ def accuracies_in(folder: Path) -> list[float]:
 class Cell:
     """An experiment with a seed."""
 
-    name: str  # of the preset
+    name: str  # of its folder
     seed: int
-    first: bool  # one of the cells to finish first
+    part: str  # one of PARTS
+    preset: str
+    options: tuple[tuple[str, Any], ...]  # beside the preset and the options of all cells
 
     @property
     def label(self) -> str:
         return f"{self.name}/seed-{self.seed}"
+
+    @property
+    def home(self) -> Path:
+        """The folder that its run is collected in."""
+        return PARTS[self.part]
 
 
 class Queue:
@@ -104,8 +115,8 @@ class Queue:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         self.rule, self.options, self.data = Rule(**content["rule"]), content["options"], content.get("data", {})
         self.cells = [
-            Cell(experiment(name)._replace(arm=arm).name, seed, part == "first")
-            for part in ("first", "then")
+            cell_of(experiment(name)._replace(arm=arm), seed, part, group)
+            for part in PARTS
             for group in content.get(part, [])
             for seed in group["seeds"]
             for name in group["experiments"]
@@ -113,7 +124,7 @@ class Queue:
         ]
 
     def config(self, cell: Cell) -> RunConfig:
-        return preset(cell.name, seed=cell.seed, **self.options)
+        return preset(cell.preset, **{**self.options, **dict(cell.options), "seed": cell.seed})
 
     def due(self, cell: Cell, runs: Path) -> int:
         return due(accuracies_in(runs / cell.label), self.rule, self.config(cell).epochs)
@@ -130,20 +141,26 @@ class Queue:
         return self.ended(cell, runs) and (has_model or diverged is not None)
 
     def to_train(self) -> list[Cell]:
-        """What results/paper lacks: curves; then the models of experiments whose curves are older than this queue."""
-        with_model = {label.partition("/")[0] for label in collected()}
+        """What results/ lacks, part by part: curves; then the best seed of experiments without a model."""
         order: list[Cell] = []
-        for first in (True, False):
-            cells = [cell for cell in self.cells if cell.first == first]
-            order += [cell for cell in cells if not self.ended(cell, PAPER)]
-            coming = with_model | {cell.name for cell in order}
-            order += [cell for cell in cells if self.ended(cell, PAPER) and cell.name not in coming]
+        for part, home in PARTS.items():
+            cells = [cell for cell in self.cells if cell.part == part]
+            order += [cell for cell in cells if not self.ended(cell, home)]
+            for name in dict.fromkeys(cell.name for cell in cells if home == PAPER):
+                if not (MODELS / name).exists() and not any(cell.name == name for cell in order):
+                    order.append(max((cell for cell in cells if cell.name == name), key=lambda cell: best(PAPER, cell)))
         return order
 
 
-def collected() -> set[str]:
-    """The cells that earlier calls trained and brought back."""
-    return set(COLLECTED.read_text(encoding="utf-8").split()) if COLLECTED.exists() else set()
+def cell_of(one: Experiment, seed: int, part: str, group: dict[str, Any]) -> Cell:
+    """A cell of a group; `called` stands for the method in the name of its folder where `options` make it another."""
+    name = one._replace(method=group.get("called", one.method)).name
+    return Cell(name, seed, part, one.name, tuple(group.get("options", {}).items()))
+
+
+def best(runs: Path, cell: Cell) -> float:
+    """The best validation accuracy of a cell's run."""
+    return max(accuracies_in(runs / cell.label), default=0.0)
 
 
 # A worker: one cell, in a process of its own.
@@ -202,7 +219,8 @@ def train(library: Library, queue: Queue, cell: Cell, runs: Path, archives: Path
         with suppress(Longer):
             library.run(replace(config, epochs=until), folder, None, watch, data)
     if not (runs / "models" / cell.label).exists():
-        library.load_run(folder).save_pretrained(runs / "models" / cell.label)
+        saved = library.load_run(folder)
+        saved.save_pretrained(runs / "models" / cell.label, license=LICENCE, half_memory=True)
     summary = RunFolder(folder).summary()
     assert summary is not None and summary.test is not None
     best, ensemble = (100 * (score.accuracy or 0.0) for score in (summary.test.best, summary.test.ensemble))
@@ -211,19 +229,25 @@ def train(library: Library, queue: Queue, cell: Cell, runs: Path, archives: Path
 
 
 def ensure_data(library: Library, queue: Queue, name: str, archives: Path) -> None:
-    """Import a data set that is not there from its archives; other workers that need it wait."""
+    """Make a data set that is not there, from its archives or from another one; other workers that need it wait."""
     target = Path(os.environ["GRADSHARE_DATA"]) / name
     if name not in queue.data or target.exists():
         return
+    about, began = queue.data[name], time.monotonic()
+    if "change" in about:
+        ensure_data(library, queue, about["from"], archives)
     target.parent.mkdir(parents=True, exist_ok=True)
     with (target.parent / f".{name}.importing").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if target.exists():
             return
-        about, began = queue.data[name], time.monotonic()
-        paths = [archive(archives, file, digest) for file, digest in about["archives"].items()]
-        library.import_dataset(about["kind"], paths, about["transform"], name)
-        print(f"imported {name} in {time.monotonic() - began:.1f} s", flush=True)
+        if "change" in about:
+            command = [sys.executable, RESULTS / "changed_data.py", about["from"], about["change"], name]
+            subprocess.run(command, check=True)
+        else:
+            paths = [archive(archives, file, digest) for file, digest in about["archives"].items()]
+            library.import_dataset(about["kind"], paths, about["transform"], name)
+        print(f"made {name} in {time.monotonic() - began:.1f} s", flush=True)
 
 
 def archive(folder: Path, name: str, digest: str) -> Path:
@@ -284,7 +308,7 @@ def advance(queue: Queue, given: argparse.Namespace) -> int:
 def plan(queue: Queue, given: argparse.Namespace) -> tuple[list[Cell], set[str]]:
     """What to train now, and which of it was begun: that comes first, the nearest to its end before the others."""
     runs: Path = given.runs
-    waiting = [cell for cell in queue.to_train() if not queue.complete(cell, runs)]
+    waiting = [cell for cell in queue.to_train() if cell.part in given.parts and not queue.complete(cell, runs)]
     data = {name: lacking(queue, name, given.archives) for name in {queue.config(cell).dataset for cell in waiting}}
     for name, reasons in data.items():
         if reasons:
@@ -299,6 +323,8 @@ def lacking(queue: Queue, name: str, archives: Path) -> list[str]:
     """Why a data set can neither be read nor imported here."""
     if name not in queue.data or (Path(os.environ["GRADSHARE_DATA"]) / name).exists():
         return []
+    if "change" in queue.data[name]:
+        return lacking(queue, queue.data[name]["from"], archives)
     reasons = []
     for file, digest in queue.data[name]["archives"].items():
         try:
@@ -373,7 +399,8 @@ def pack(queue: Queue, runs: Path, out: Path) -> None:
     """Write what comes back: finished cells with their models, and unfinished ones to go on from."""
     out.mkdir(parents=True, exist_ok=True)
     there = [cell for cell in dict.fromkeys(queue.cells) if RunFolder(runs / cell.label).exists()]
-    done = [cell for cell in there if queue.complete(cell, runs) and cell.label not in collected()]
+    wanted = queue.to_train()
+    done = [cell for cell in there if queue.complete(cell, runs) and cell in wanted]
     files = [path for cell in done for at in (runs, runs / "models") for path in files_in(at / cell.label)]
     left = MOST_BACK - write_parts(out, FINISHED, tar_of(files, runs, "w:gz") if files else b"")
     files = []
@@ -424,14 +451,16 @@ def read_parts(folder: Path, name: str) -> bytes:
 # On the machine of the checkout.
 
 
-def show(queue: Queue, runs: Path, cells: Iterable[Cell]) -> None:
+def show(queue: Queue, runs: Path | None, cells: Iterable[Cell]) -> None:
+    """How far cells are, in a folder of runs; None: each where it is collected."""
     print(f"{'cell':<46} {'epochs':>6} {'best %':>7} {'epoch':>5} {'seconds':>8}  state")
     for cell in dict.fromkeys(cells):
-        accuracies, note = accuracies_in(runs / cell.label), note_of(cell, runs)
-        seconds = sum(line.train_seconds + line.val_seconds for line in RunFolder(runs / cell.label).timings())
+        at = runs or cell.home
+        accuracies, note = accuracies_in(at / cell.label), note_of(cell, at)
+        seconds = sum(line.train_seconds + line.val_seconds for line in RunFolder(at / cell.label).timings())
         best = max(accuracies, default=0.0)
         values = f"{100 * best:>7.1f} {accuracies.index(best) + 1:>5}" if accuracies else f"{'-':>7} {'-':>5}"
-        print(f"{cell.label:<46} {len(accuracies):>6} {values} {seconds:>8.0f}  {state_of(queue, cell, runs, note)}")
+        print(f"{cell.label:<46} {len(accuracies):>6} {values} {seconds:>8.0f}  {state_of(queue, cell, at, note)}")
 
 
 def state_of(queue: Queue, cell: Cell, runs: Path, note: Path) -> str:
@@ -443,39 +472,52 @@ def state_of(queue: Queue, cell: Cell, runs: Path, note: Path) -> str:
 
 
 def status(queue: Queue) -> int:
-    show(queue, PAPER, queue.cells)
-    first = [cell for cell in queue.cells if cell.first]
-    ended = {cell for cell in queue.cells if queue.ended(cell, PAPER)}
+    show(queue, None, queue.cells)
+    first = [cell for cell in queue.cells if cell.part == "first"]
+    ended = {cell for cell in queue.cells if queue.ended(cell, cell.home)}
     print(f"\nfinished: {len(ended.intersection(first))} of the first {len(first)}, {len(ended)} of {len(queue.cells)}")
     print("to train from the first epoch on, in this order (*: has a finished curve, and needs a model):")
     print("\n".join(f"  {cell.label}{' *' * (cell in ended)}" for cell in queue.to_train()))
     return 0
 
 
-def collect(folder: Path) -> int:
-    """Put finished runs and their models in their place; replaced runs go to results/earlier."""
-    labels, content = collected(), read_parts(folder, FINISHED)
+def collect(queue: Queue, folder: Path) -> int:
+    """Put finished runs and models in their place. Replaced runs go to results/earlier, replaced models go."""
+    content, cells = read_parts(folder, FINISHED), {cell.label: cell for cell in queue.cells}
     with tempfile.TemporaryDirectory() as temporary:
+        runs = Path(temporary)
         if content:
             with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-                tar.extractall(temporary, filter="data")
-        for run in sorted(Path(temporary).glob("*/seed-*")):
-            label = f"{run.parent.name}/{run.name}"
-            if label in labels:
-                print(f"{label}: was collected before")
+                tar.extractall(runs, filter="data")
+        for run in sorted(runs.glob("*/seed-*")):
+            cell = cells[f"{run.parent.name}/{run.name}"]
+            if cell.home == PAPER:
+                keep_model(runs, cell)  # before its run moves
+            if accuracies_in(cell.home / cell.label) == accuracies_in(run):
+                print(f"{cell.label}: is there already, with the same validations")
                 continue
-            if (PAPER / label).exists():
-                print(f"{label}: the run before it goes to {move(PAPER / label, EARLIER / label)}")
-            print(f"{label}: in {move(run, PAPER / label)}")
-            if (model := Path(temporary) / "models" / label).exists():
-                print(f"{label}: model in {move(model, MODELS / label)}")
-            labels.add(label)
-    COLLECTED.write_text("".join(f"{label}\n" for label in sorted(labels)), encoding="utf-8")
+            if (cell.home / cell.label).exists():
+                print(f"{cell.label}: the run before it goes to {move(cell.home / cell.label, EARLIER / cell.label)}")
+            print(f"{cell.label}: in {move(run, cell.home / cell.label)}")
     shutil.rmtree(STATE, ignore_errors=True)
     STATE.mkdir(parents=True)
     for path in sorted(folder.glob(f"{UNFINISHED}*")):
         print(f"unfinished cells: in {shutil.copyfile(path, STATE / path.name)}")
     return 0
+
+
+def keep_model(runs: Path, cell: Cell) -> None:
+    """Put a cell's model into models/, unless the model of another seed that is there validated better."""
+    model, place = runs / "models" / cell.label, MODELS / cell.name
+    if not model.exists():
+        return
+    if place.exists():
+        kept = replace(cell, seed=json.loads((place / "config.json").read_text())["model"]["options"]["seed"])
+        if best(PAPER, kept) >= best(runs, cell):
+            print(f"{cell.label}: the model of seed {kept.seed} validated better and stays")
+            return
+        shutil.rmtree(place)
+    print(f"{cell.label}: model in {move(model, place)}")
 
 
 def move(source: Path, target: Path) -> Path:
@@ -494,6 +536,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=9.3, help="the call is over by then")
     parser.add_argument("--start-until", type=float, default=1e9, help="begin no new cell after so many minutes")
     parser.add_argument("--workers", type=int, default=4, help="cells at once")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS], help="parts of the queue to train")
     parser.add_argument("--out", type=Path, default=Path("scratch/out"), help="where the files to bring back go")
     parser.add_argument("--state", type=Path, default=STATE, help="unfinished cells of an earlier call")
     parser.add_argument("--carried", type=Path, default=Path("carry/data"), help="archives, or parts, of this call")
@@ -503,9 +546,9 @@ def main() -> int:
     parser.add_argument("--cell", help=argparse.SUPPRESS)  # what a worker trains
     given = parser.parse_args()
     os.environ.setdefault("GRADSHARE_DATA", str(Path("scratch/data").resolve()))
-    if given.collect:
-        return collect(given.collect)
     queue = Queue(given.queue)
+    if given.collect:
+        return collect(queue, given.collect)
     if given.cell:
         cell = next(cell for cell in queue.cells if cell.label == given.cell)
         return work(queue, cell, given.runs, given.archives)

@@ -42,15 +42,15 @@ val-tasks ways
 """
 GRID = RUN.replace("engine", "run-engine")
 BENCH = """
-arms device engines eval-tasks filters iterations json methods precisions queries rivals shape shots size steps sweep
-tasks threads values
+arms backbone device engines eval-tasks filters iterations json methods precisions queries rivals shape shots size
+steps sweep tasks threads values
 """
 OPTIONS = {
     "compare": f"{RUN} arms controls jobs log out preset",
     "train": f"{RUN} log out preset resume timeout",
     "test": "arm backbone dataset folder norm-statistics queries seed shots split steps tasks ways",
     "report": "folder",
-    "export": "epoch folder license run",
+    "export": "epoch folder half-memory license run",
     "bench": BENCH,
     "grid list": f"{GRID} arms controls hours",
     "grid show": f"{GRID} name",
@@ -156,9 +156,11 @@ def test_what_is_adapted_and_where_the_head_starts_are_recorded(blobs: Path, tmp
 
 def test_a_prototypical_network_is_tested_on_tasks_of_other_ways(blobs: Path, tmp_path: Path) -> None:
     sizes = ["--ways", 3, "--queries", 3, "--tasks", 2, "--filters", 3, "--val-tasks", 6, "--test-tasks", 6]
-    words = [*sizes, "--epochs", 1, "--iterations", 2, "--method", "protomaml", "--steps", 0, "--arm", "original"]
-    call("train", "--dataset", blobs, *words, "--out", tmp_path / "run")
+    words = [*sizes, "--epochs", 1, "--iterations", 2, "--method", "protomaml", "--arm", "original"]
+    call("train", "--dataset", blobs, *words, "--steps", 0, "--out", tmp_path / "run")
     call("test", tmp_path / "run", "--ways", 4, "--tasks", 3)
+    call("train", "--dataset", blobs, *words, "--steps", 1, "--out", tmp_path / "other")
+    assert "inner steps: 0" in call("test", tmp_path / "other", "--steps", 0, "--tasks", 3).out
     call("export", tmp_path / "run", tmp_path / "model")
     assert gs.from_pretrained(tmp_path / "model")[0].steps == 0
 

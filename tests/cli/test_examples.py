@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
+import gradshare
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
-    path for pattern in ("*.md", "docs/*.md", "results/*.md", "benchmarks/*.md") for path in ROOT.glob(pattern)
+    path
+    for pattern in ("*.md", "docs/*.md", "docs/notebooks/*.md", "results/*.md", "benchmarks/*.md")
+    for path in ROOT.glob(pattern)
 )
 NOT_RUN = {"distributed.md": "trains for minutes"}  # page: why its code is not run here
 LONGEST = 120  # characters of a line
@@ -73,6 +77,18 @@ def test_links_and_paths_of_documents_exist(page: Path) -> None:
         paths = re.findall(r"`((?:src|tests|docs|examples|benchmarks|results)/[\w./*+~-]*)`", text)
         missing += [path for path in paths if not any([*at.glob(path.rstrip("/"))] for at in (ROOT, page.parent))]
     assert missing == []
+
+
+def test_the_picture_of_the_method_is_what_its_script_draws() -> None:
+    drawn = runpy.run_path(str(ROOT / "docs" / "pictures" / "method.py"))["picture"]()
+    assert drawn == (ROOT / "docs" / "pictures" / "method.svg").read_text(encoding="utf-8")
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    version = re.escape(gradshare.__version__)
+    assert re.search(rf"^version: {version}$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.M)
+    assert re.search(rf"^## \[{version}\] - \d{{4}}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.M)
+    assert f"gradshare-{gradshare.__version__}-py3-none-any.whl" in (ROOT / "docs" / "start.md").read_text("utf-8")
 
 
 def test_the_map_lists_every_module_and_nothing_else() -> None:

@@ -119,6 +119,18 @@ def test_episodes_of_the_wrong_shape_are_an_error_with_the_shapes() -> None:
         gs.Episodes(x, y, x[:1], y[:1])
 
 
+def test_instance_norm_in_training_mode_normalises_each_image_in_every_copy() -> None:
+    model = nn.Sequential(nn.InstanceNorm1d(2, affine=True, track_running_stats=True), nn.Flatten(), nn.Linear(8, 3))
+    learner, x = gs.maml(model, steps=1), 3 * torch.randn(3, 5, 2, 4) + 2
+    fast = learner.adapt(learner.init(), x, torch.zeros(3, 5, dtype=torch.long))
+    expected = learner.predict(fast, x)
+    torch.testing.assert_close(learner.predict(fast, x, norm_statistics="support"), expected)
+    adapted = learner.module_for(fast, 1)
+    torch.testing.assert_close(adapted(x[1]), expected[1])
+    with pytest.raises(RuntimeError, match=r"Missing key.*running_mean"):  # `model` would normalise by these
+        model.load_state_dict(adapted.state_dict(), strict=True)
+
+
 @pytest.mark.parametrize("affine", [True, False])
 def test_instance_norm_in_eval_mode_normalises_by_its_running_statistics(affine: bool) -> None:
     norm = nn.InstanceNorm1d(2, affine=affine, track_running_stats=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,7 @@ def test_the_table_of_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
         "b/seed-0": State("running", (epoch(1),), (3.0,), 4, Activity(0.5, "3/6", None)),
         "c/seed-0": State("failed", (), (), 2, reason="\x1b[31m it had to"),
     }
-    for width, shows_last in ((80, False), (140, True)):
+    for width, shows_last in ((92, False), (140, True)):
         monkeypatch.setenv("COLUMNS", str(width))
         console = Console(width=width, record=True, file=io.StringIO())
         console.print(status_table(states))
@@ -153,6 +154,30 @@ def test_the_table_of_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
         assert rows["a/seed-0"][1:3] == ["done", "2/2"] and rows["a/seed-0"][-3:] == ["1m", "05s", "–"]
         assert rows["b/seed-0"][1:4] == ["running", "3/6", "1/4"] and rows["b/seed-0"][-2:] == ["7.5", "s"]
         assert "c/seed-0: \\x1b[31m it had to" in text and ("val 52.0%" in text) == shows_last
+
+
+def test_the_table_of_a_grid_has_curves_on_one_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*values: float | None, wanted: int = 4) -> State:
+        epochs = tuple(Epoch(at + 1, val_accuracy=value) for at, value in enumerate(values))
+        return State("running", epochs, (1.0,) * len(epochs), wanted)
+
+    states = {
+        "low": run(0.2, 0.3, 0.4),
+        "high": run(0.5, None, 0.9),
+        "long": run(*(0.2 for _ in range(30)), *(0.9 for _ in range(10)), wanted=80),
+        "new": run(),
+    }
+    for width in (75, 80):
+        monkeypatch.setenv("COLUMNS", str(width))
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(status_table(states))
+        curves = {line.split()[0]: re.findall("[▁-█][▁-█ ]*[▁-█]", line) for line in console.export_text().splitlines()}
+        assert "Per epoch" not in console.export_text()
+        if width == 75:
+            assert not any(curves.values())
+        else:
+            assert curves["low"] == ["▁▂▃"] and curves["high"] == ["▄ █"] and curves["new"] == []
+            assert curves["long"] == ["▁" * 7 + "▅" + "██"]  # 4 epochs a bar: half of its room
 
 
 def test_watching_ends_when_there_is_nothing_more_to_come(blobs: Path, tmp_path: Path) -> None:

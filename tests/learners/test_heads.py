@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import gradshare as gs
+from gradshare.learners.fingerprint import fingerprint
 from tests.support import reference
 from tests.support.cases import Case, assert_equal_to_reference, build, head_names, randomised
 from tests.support.learners import net, tasks
@@ -106,7 +107,7 @@ def test_head_starts_that_cannot_be() -> None:
     with pytest.raises(gs.UserError, match="head_start 'none' is not one of learned, zero-init, zero"):
         gs.maml(net(), head_start="none")  # type: ignore[arg-type]
     for learner in (lambda: gs.boil(net(), head_start="zero"), lambda: gs.maml(net(), adapt="0", head_start="zero")):
-        with pytest.raises(gs.UserError, match=r"needs a head that is adapted, and 5.weight, 5.bias are not"):
+        with pytest.raises(gs.UserError, match=r"all of the head is adapted: add 5.weight, 5.bias"):
             learner()
 
 
@@ -343,6 +344,24 @@ class HeadFirst(nn.Module):
 def test_a_head_that_is_named_starts_at_zero() -> None:
     assert gs.maml(HeadFirst(), head_start="zero", head="head").head == ("head.weight", "head.bias")
     assert gs.alfa(HeadFirst(), head_start="zero-init", head="head").head == ("head.weight", "head.bias")
+
+
+def test_another_head_is_another_learner() -> None:
+    """Else a run could be resumed with it."""
+    kinds: list[dict[str, Any]] = [{"head_start": "zero"}, {"head_start": "zero-init"}]
+    for kind in kinds:
+        head, body, last = (fingerprint(gs.maml(HeadFirst(), head=head, **kind)) for head in ("head", "body", None))
+        assert head != body == last
+        assert head["algorithm"] == f"maml, head_start {kind['head_start']} (head)"
+
+
+def test_a_zero_head_is_adapted_whole() -> None:
+    """Else a part of it would be zero for ever, or learned after all."""
+    with pytest.raises(gs.UserError, match=r"all of the head is adapted: add 5\.weight$"):
+        gs.maml(net(), adapt=["0", "5.bias"], head_start="zero")
+    with pytest.raises(gs.UserError, match="reptile learns what it adapts"):
+        gs.reptile(net(), adapt="5", head_start="zero")
+    assert gs.maml(net(), adapt="5", head_start="zero").adapted == ("5.weight", "5.bias")
 
 
 def test_a_head_that_is_partly_fixed_cannot_start_at_zero() -> None:

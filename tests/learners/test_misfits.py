@@ -57,6 +57,12 @@ def test_classes_are_whole_numbers_and_probabilities_have_an_axis_of_classes() -
     torch.testing.assert_close(found, expected)
 
 
+def test_classes_of_the_parts_of_an_example() -> None:
+    y = torch.randint(2, (TASKS, EXAMPLES, 3))
+    message = refusal(lambda: linear().outer_loss(linear().init(0), batch(y)))  # one class an example expected
+    assert "but the outputs are [4, 2] a task, and the targets [4, 3]" in message
+
+
 @pytest.mark.parametrize("kind", [torch.float64, torch.int64])
 def test_inputs_of_another_type_than_the_weights(kind: torch.dtype) -> None:
     learner = linear()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import gradshare as gs
 from gradshare.method.rules import NOTHING
@@ -36,6 +37,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize("change, reason", [
     (lambda y: None, "the model returns None; it must return one tensor"),
     (lambda y: [y], "the model returns a list; it must return one tensor"),
+    (lambda y: torch.from_numpy(y.detach().numpy()), "an operation that cannot run for many tasks at once"),
     (lambda y: y * random.random(), "random numbers with Python's module random"),
     (lambda y: y * np.random.rand(), r"random numbers with Python's module numpy\.random"),
 ])  # fmt: skip
@@ -100,6 +102,74 @@ def test_devices_that_cannot_be(device: Any) -> None:
         gs.maml(nn.Linear(4, 3)).to(device)
 
 
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(checkpoint(lambda x: torch.tanh(self.body(x)), x, use_reentrant=False))
+
+
+@pytest.mark.parametrize("algorithm", [gs.maml, gs.anil])
+@pytest.mark.parametrize("options", [{}, {"micro_batch": 1}])
+def test_a_checkpoint_in_the_model(algorithm: Any, options: dict[str, Any]) -> None:
+    learner = algorithm(Checkpointed())
+    state = learner.init()
+    with pytest.raises(gs.UserError, match=r"as torch\.utils\.checkpoint does.*checkpoint=True or micro_batch="):
+        gs.meta_step(learner, state, gs.optimiser(state, 1e-3), batch(), **options)
+    if algorithm is gs.maml:
+        with pytest.raises(gs.UserError, match=r"as torch\.utils\.checkpoint does"):
+            learner.adapt(state, batch().support_x, batch().support_y)
+
+
+class TwoNames(nn.Module):
+    """One layer under two names, and a tied weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+        self.again, self.tied, self.head = self.body, nn.Linear(4, 4), nn.Linear(4, 3)
+        self.tied.weight = self.body.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.tied(torch.tanh(self.again(torch.tanh(self.body(x))))))
+
+
+def test_a_layer_with_two_names_and_a_tied_weight() -> None:
+    model, tasks = TwoNames(), batch()
+    learner = gs.maml(model, inner_lr=0.1, steps=2)
+    fast = learner.adapt(learner.init(), tasks.support_x, tasks.support_y)
+    assert all(torch.equal(weight, model.state_dict()[name]) for name, weight in learner.init().params.items())
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        sgd.zero_grad()
+        nn.functional.cross_entropy(model(tasks.support_x[1]), tasks.support_y[1]).backward()
+        sgd.step()
+    adapted = learner.module_for(fast, 1)
+    assert adapted.again is adapted.body and len(list(adapted.parameters())) == 5
+    torch.testing.assert_close(adapted(tasks.query_x[1]), model(tasks.query_x[1]))
+
+
+class Counting(nn.Module):
+    """Puts another tensor in the place of a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return self.head(x - self.mean)
+
+
+def test_a_model_that_replaces_its_buffer() -> None:
+    learner = gs.maml(Counting())
+    with pytest.raises(gs.UserError, match="the model writes to its buffer 'mean' when it runs"):
+        learner.outer_loss(learner.init(), batch())
+
+
 # Rules
 
 
@@ -151,6 +221,10 @@ def test_a_learner_prints_in_a_few_words() -> None:
     assert text == (
         "Learner(Conv4 of 70,085 weights, 10 of its tensors adapted; rule GradientSharing(norm='global',"
         " conditioned=False), Scale(rate=0.1); steps=5, loss='cross_entropy')"
+    )
+    shared = gs.maml(nn.Linear(4, 3), sharing=gs.GradientSharing(), steps=2).init()
+    assert repr(shared) == (
+        "MetaState(params: 2 tensors of 15 numbers; learned: 2 tensors of 4 numbers; memory: 3 tensors of 31 numbers)"
     )
     own = repr(gs.maml_plus_plus(nn.Linear(4, 3), inner_loss=nn.functional.cross_entropy))
     assert "inner_loss=cross_entropy" in own and "0x" not in own

@@ -202,6 +202,15 @@ def test_rates_are_relative_to_the_start_of_each_group() -> None:
         assert adam.param_groups[1]["lr"] is place and place.item() == pytest.approx(0.2 * factor)
 
 
+def test_the_optimiser_of_another_state() -> None:
+    one = learner()
+    state = one.init()
+    adam = gs.optimiser(state, 1e-3)
+    gs.meta_step(one, state, adam, batch(0))
+    with pytest.raises(gs.UserError, match="the optimiser has tensors that are not in the state"):
+        gs.meta_step(one, one.init(), adam, batch(0))  # it would go on with the first state
+
+
 # Recorded steps: on a CPU the plain step; the recording itself is tested on a GPU (test_gpu_steps.py)
 
 

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import gradshare as gs
+from gradshare.method.adapt import adapt
+from gradshare.method.rules import chain, scale, sum_of_tasks
 from tests.support import reference
 from tests.support.cases import ALGORITHMS, Case, build, randomised, same
 from tests.support.models import RELU_NORM, TANH_NORM
@@ -58,9 +60,20 @@ def test_other_numbers_of_steps_use_the_last_row(algorithm: str, sharing: str, s
 
 def test_steps_that_cannot_be() -> None:
     learner, tasks = gs.maml(TANH_NORM.make()), TANH_NORM.tasks(2)
-    for steps in (0, -1, 2.0, True):
+    for steps in (0, -1, 2.0, True, 10**9):
         with pytest.raises(gs.UserError, match="steps is"):
             learner.logits(learner.init(), tasks, steps=steps)  # type: ignore[arg-type]
+
+
+def test_many_steps_keep_the_weights_of_the_last_one() -> None:
+    rule, start = chain(scale(0.25)), {"w": torch.ones(2, 3)}
+    found = {
+        total: adapt(start, lambda fast, k: fast["w"].square().sum(1), rule, {}, {}, steps=4, total=total)[0]
+        for total in (None, sum_of_tasks)
+    }
+    assert [len(trajectory) for trajectory in found.values()] == [1, 4]
+    assert torch.equal(found[None][-1]["w"], found[sum_of_tasks][-1]["w"])
+    torch.testing.assert_close(found[None][-1]["w"], torch.full((2, 3), 0.5**4))
 
 
 class Nearest(nn.Module):

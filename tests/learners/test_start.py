@@ -124,7 +124,8 @@ def test_files_that_are_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"state_dict": conv4().state_dict(), "epoch": 3}, "holds state_dict, epoch instead of weights"),
         ({"convs.0.weight": 3}, "holds convs.0.weight instead of weights"),
         ([torch.ones(1)], "holds a list instead of weights"),
-        (Runs(), "is not a file of weights"),
+        (Runs(), "FILE\\): it is damaged, or holds more than tensors$"),  # not PyTorch's advice to run its code
+        (conv4(), "holds more than tensors$"),
     ]
     for content, message in contents:
         path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
@@ -180,7 +181,19 @@ def test_a_run_begins_there_and_is_resumed_without_the_file(
     assert not (tmp_path / "new").exists()
 
 
-def test_weights_that_are_not_finite_are_refused(weights: dict[str, Tensor]) -> None:
-    weights["head.bias"][1] = torch.nan
-    with pytest.raises(gs.UserError, match=r"not finite: head\.bias"):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weight: weight.fill_(torch.nan),
+        lambda weight: weight.to_sparse(),
+        lambda weight: weight.to("meta"),
+        lambda weight: weight * 1j,
+    ],
+    ids=["not a number", "sparse", "meta", "complex"],
+)
+def test_weights_that_are_no_plain_numbers_are_refused(
+    change: Callable[[Tensor], Tensor], weights: dict[str, Tensor]
+) -> None:
+    weights["head.bias"] = change(weights["head.bias"])
+    with pytest.raises(gs.UserError, match=r"not real, dense, finite tensors: head\.bias"):
         started(gs.maml(conv4()), weights)

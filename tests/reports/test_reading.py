@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+import gradshare as gs
 from gradshare.errors import UserError
 from gradshare.experiments.presets import preset
+from gradshare.learners.fingerprint import fingerprint
 from gradshare.reports import compare_runs, read_run, read_runs
 from gradshare.reports.model import group, variant_of
+from gradshare.runs.config import TRAINING
 from gradshare.runs.folder import RunFolder
 from tests.support.reports import SHARED, make_run
 
@@ -149,17 +152,45 @@ def test_experiments_are_distinct_and_in_the_papers_order(tmp_path: Path) -> Non
         {"dataset": "cub", "inner_lr": 1.0},
         {"dataset": "cub-resize", "method": "mamlpp"},
         {"dataset": "cub", "method": "metasgd"},
+        {"dataset": "cub", "inner": "momentum:0.9"},
+        {"dataset": "cub", "head_start": "zero-init", "adapt": "convs.3,head"},
+        {"dataset": "cub", "backbone": "vit", "start": "file.pt"},
     ]
     for number, given in enumerate(options):
         make_run(tmp_path / f"{number}", "original", [0.5], **{"inner_lr": 0.1, **given})
     assert [one.setting.title for one in group(read_runs(tmp_path))] == [
         "MAML/5 on cub, 5-way 1-shot, inner rate 0.1",
+        "MAML/5 with zero-init head and convs.3,head adapted on cub, 5-way 1-shot, inner rate 0.1",
+        "MAML/5 with momentum:0.9 on cub, 5-way 1-shot, inner rate 0.1",
+        "MAML/5 with vit and weights of file.pt on cub, 5-way 1-shot, inner rate 0.1",
         "MAML/1 on cub, 5-way 1-shot, inner rate 0.1",
         "Meta-SGD/5 on cub, 5-way 1-shot, inner rate 0.1",
         "MAML++/5 on cub-resize, 5-way 1-shot, inner rate 0.1",
         "MAML/5 on cub, 5-way 5-shot, inner rate 0.1",
         "MAML/5 on cub, 5-way 1-shot, inner rate 1.0",
         "MAML/5 on mini, 5-way 1-shot, inner rate 0.1",
+    ]
+
+
+def test_runs_from_python_are_told_apart_by_their_learners(tmp_path: Path) -> None:
+    for name, learner in {
+        "maml": gs.maml(gs.Conv4(filters=3)),
+        "momentum": gs.maml(gs.Conv4(filters=3), inner=gs.momentum(0.5)),
+        "zero": gs.boil(gs.Conv4(filters=3), inner_lr=0.2, head_start="zero-init"),
+        "prototypes": gs.proto_maml(gs.Conv4(filters=3)),
+    }.items():
+        for arm in ("original", "shared"):
+            make_run(tmp_path / name / arm, arm, [0.5])
+            options = json.loads((tmp_path / name / arm / "config.json").read_text())
+            kept = {key: value for key, value in options.items() if key in TRAINING or key in ("version", "arm")}
+            content = json.dumps(kept | {"fingerprint": fingerprint(learner)})
+            (tmp_path / name / arm / "config.json").write_text(content)
+    found = group(read_runs(tmp_path))
+    assert [(one.setting.title, [arm.name for arm in one.arms]) for one in found] == [
+        ("MAML/5, 5-way 1-shot, inner rate 0.1", ["original", "shared"]),
+        ("MAML/5 with Momentum(beta=0.5), 5-way 1-shot, inner rate 0.1", ["original", "shared"]),
+        ("Proto-MAML/5, 5-way 1-shot, inner rate 0.1", ["original", "shared"]),
+        ("BOIL/5 with zero-init head, 5-way 1-shot, inner rate 0.2", ["original", "shared"]),
     ]
 
 

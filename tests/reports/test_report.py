@@ -183,11 +183,7 @@ def test_the_terminal_shows_experiments_one_after_the_other(seeds: Path) -> None
 
 def test_lines_of_a_comparison(trio: Path) -> None:
     (panel,) = curves(compared(trio))
-    assert [line.legend for line in panel.lines] == [
-        "original: MaxVal 60.0% Ep 5 Test 59.0±1.0%",
-        "shared: MaxVal 65.0% Ep 4 Test 66.0±1.0%",
-        "half-rate: MaxVal 66.0% Ep 5",
-    ]
+    assert [line.legend for line in panel.lines] == ["original", "shared", "half-rate"]  # numbers are in the tables
     assert [(line.variant.name, line.best) for line in panel.lines] == [
         ("original", 4),
         ("shared", 3),
@@ -201,9 +197,27 @@ def test_lines_of_a_comparison(trio: Path) -> None:
 def test_lines_of_several_seeds(seeds: Path) -> None:
     (panel,) = curves(compared(seeds))
     assert [line.name for line in panel.lines[3:]] == ["shared, mean", "shared, seed 0", "shared, seed 1"]
-    assert panel.lines[3].legend == "shared, 2 seeds: MaxVal 65.0% Ep 3 Test 81.0±12.7%"
+    assert panel.lines[3].legend == "shared (2 seeds)"
     assert panel.lines[3].values == pytest.approx([0.45, 0.55, 0.65, 0.65]) and not panel.lines[3].thin
     assert panel.lines[4].thin and panel.lines[4].interval is not None
+
+
+def test_levels_are_marked_where_the_table_has_them(trio: Path, seeds: Path) -> None:
+    (panel,) = curves(compared(trio))
+    table = levels_table(compared(trio))
+    marked = {(mark.value, arm.name): epoch for mark in panel.marks for arm, epoch in mark.reached}
+    shown = {
+        (float(level.removesuffix(" %")) / 100, row[0].text): cell.value
+        for row in table.rows
+        for level, cell in zip(table.columns[1:], row[1:], strict=True)
+        if cell.value is not None
+    }
+    assert len(shown) > 6 and marked == {key: shown[key] for key in marked} and len(marked) == len(shown)
+    (several,) = curves(compared(seeds))  # in mean over seeds
+    reached = dict.fromkeys(epoch for mark in several.marks for _, epoch in mark.reached)
+    assert all(epoch * 2 == int(epoch * 2) for epoch in reached)
+    (drawn,) = draw([panel]).axes
+    assert sum(line.get_marker() == "|" for line in drawn.lines) == len(marked)
 
 
 def test_inner_steps_of_a_run_alone(trio: Path) -> None:
@@ -262,7 +276,7 @@ def test_images_are_drawn_the_same_twice(trio: Path) -> None:
         return [(trio / name).read_bytes() for name in names]
 
     first = drawn()
-    assert first == drawn() and first[0].startswith(b"\x89PNG") and b"MaxVal 65.0% Ep 4" in first[1]
+    assert first == drawn() and first[0].startswith(b"\x89PNG") and b">half-rate<" in first[1]
     assert b"dc:date" not in first[1] and b"Software" not in first[0][:400]
 
 

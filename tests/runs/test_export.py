@@ -302,3 +302,44 @@ def test_a_model_of_ones_own_is_opened_with_its_learner_alone(tmp_path: Path) ->
     ):
         with pytest.raises(gs.UserError, match=f"the model in .* was trained with another learner: .*{message}"):
             gs.from_pretrained(folder, made(**options))
+
+
+def test_a_model_is_found_by_its_name(
+    example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset: gs.Dataset
+) -> None:
+    monkeypatch.setattr(export, "CHECKOUT", tmp_path / "checkout")
+    monkeypatch.setenv("GRADSHARE_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    expected = predictions(*gs.from_pretrained(example / "model"), dataset)
+    for shelf in ("data/models", "checkout"):
+        shutil.copytree(example / "model", tmp_path / shelf / f"in-{shelf[:4]}")
+        assert torch.equal(predictions(*gs.from_pretrained(f"in-{shelf[:4]}"), dataset), expected)
+    with pytest.raises(gs.UserError, match=r"there is no model 'in-dat': .* did you mean in-data"):
+        gs.from_pretrained("in-dat")
+    (tmp_path / "in-data").mkdir()  # a path comes first
+    with pytest.raises(gs.UserError, match="in-data holds no model"):
+        gs.from_pretrained("in-data")
+
+
+def test_the_memory_in_half_the_bytes(example: Path, tmp_path: Path, dataset: gs.Dataset) -> None:
+    saved = gs.load_run(example / "run")
+    saved.save_pretrained(tmp_path / "half", half_memory=True)
+    learner, state = gs.from_pretrained(tmp_path / "half")
+    plain = saved.best.tensors()
+    for name, tensor in state.tensors().items():
+        assert tensor.dtype == plain[name].dtype
+        assert torch.equal(
+            tensor, plain[name].bfloat16().to(tensor.dtype) if name.startswith("memory/") else plain[name]
+        )
+    full, half = (path.stat().st_size for path in (example / "model" / "model.safetensors",
+                                                   tmp_path / "half" / "model.safetensors"))  # fmt: skip
+    memory = sum(tensor.numel() for name, tensor in plain.items() if name.startswith("memory/"))
+    assert 0.9 * 2 * memory < full - half < 1.1 * 2 * memory
+    close = predictions(learner, state, dataset), predictions(saved.learner(), saved.best, dataset)
+    assert torch.allclose(*close, atol=0.02) and not torch.equal(*close)
+
+
+def test_the_card_says_the_terms_of_the_data() -> None:
+    card = export.Card("mit", "cub-resize", [], []).text("name", own=False)
+    assert "Data: `cub-resize`. CUB-200-2011 is for non-commercial research" in card
+    assert "Data: `mine`.\n" in export.Card("mit", "mine", [], []).text("name", own=False)

@@ -19,6 +19,7 @@ import gradshare as gs
 from gradshare.learners.fingerprint import describe, fingerprint
 from gradshare.method.rules import Rule
 from gradshare.runs import train as training
+from gradshare.runs.config import check_same_learner
 from gradshare.runs.workers import Interrupted
 from tests.support.runs import TINY, StopAt, learner, rewrite, same_run
 
@@ -219,6 +220,40 @@ def test_other_data_does_not_resume_a_run(tmp_path: Path) -> None:
     with pytest.raises(gs.UserError, match=r"another learner or on other data: data gs\.tasks"):
         gs.train(base(), gs.tasks(x, y, splits=(6, 3, 3), seed=1), tmp_path / "run", True, **SHORT)
     gs.train(base(), gs.tasks(x, y, splits=(6, 3, 3)), tmp_path / "run", True, **SHORT)
+
+
+class Scaled(nn.Linear):
+    """A layer of PyTorch's with a value, and perhaps a function, of its user's."""
+
+    def __init__(self, scale: float = 1.0, function: Callable[[Tensor], Tensor] = torch.tanh) -> None:
+        super().__init__(4, 4)
+        self.scale, self.function = scale, function
+
+
+class Applied(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function, self.head = function, nn.Linear(4, 4)
+
+
+ENCODER = partial(nn.TransformerEncoderLayer, 8, dim_feedforward=8, dropout=0.0)
+
+
+@pytest.mark.parametrize(("one", "other", "message"), [
+    (lambda: ENCODER(nhead=2), lambda: ENCODER(nhead=4), "num_heads=2.*num_heads=4"),
+    (lambda: ENCODER(nhead=2), lambda: ENCODER(nhead=2, activation="gelu"), "activation=relu.*activation=gelu"),
+    (lambda: Scaled(1.0), lambda: Scaled(2.0), r"scale=1\.0.*scale=2\.0"),
+    (lambda: Scaled(), lambda: Scaled(function=torch.relu), "function=tanh.*function=relu"),
+    (lambda: Applied(torch.tanh), lambda: Applied(torch.relu), "function=tanh.*function=relu"),
+    (lambda: Applied(partial(torch.clamp, min=0)), lambda: Applied(partial(torch.clamp, min=1)), "min': 0.*min': 1"),
+])  # fmt: skip
+def test_layers_of_the_same_shapes_that_compute_something_else(
+    one: Callable[[], nn.Module], other: Callable[[], nn.Module], message: str
+) -> None:
+    recorded, again, found = (fingerprint(gs.maml(make())) for make in (one, one, other))
+    check_same_learner(Path("run"), recorded, again)
+    with pytest.raises(gs.UserError, match=message):
+        check_same_learner(Path("run"), recorded, found)
 
 
 @pytest.mark.parametrize("kind", OTHERS)

@@ -127,6 +127,20 @@ def test_an_error_and_a_divergence_have_failed(dataset: gs.Dataset, tmp_path: Pa
     assert failed.ended == diverged.ended == ["failed"]
 
 
+class Emptying(FabricLogger):
+    def log_hyperparams(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        params.clear()
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        metrics.clear()
+
+
+def test_a_tracker_that_changes_what_it_gets(dataset: gs.Dataset, tmp_path: Path) -> None:
+    other = FabricLogger()
+    gs.train(learner(), dataset, tmp_path / "run", trackers=[Emptying(), other], **SHORT)
+    assert other.hyperparams[0]["epochs"] == 2 and all("train_loss" in numbers for _, numbers in other.metrics[:2])
+
+
 def test_no_tracker_may_be_none_or_empty() -> None:
     assert as_trackers(None) == as_trackers(()) == []
 

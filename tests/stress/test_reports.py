@@ -116,6 +116,40 @@ def test_the_pointer_on_a_curve_shows_its_values(page: Page) -> None:
 
 
 @in_a_browser
+def test_a_click_switches_an_arm_off_and_on(page: Page) -> None:
+    """Its curves, bands, dots and bars in every panel, and its values under the pointer; the others stay."""
+    button = "document.querySelector('dl.arms dt[data-arm=shared] button')"
+    seen = (
+        "Object.fromEntries(['shared', 'original'].map(arm => [arm,"
+        " [...document.querySelectorAll(`figure path[data-arm=${arm}]`)]"
+        ".filter(path => getComputedStyle(path).display !== 'none').length]))"
+    )
+    before = page.value(seen)
+    assert min(before.values()) > 10
+    page.click(button)
+    assert page.value(seen) == before | {"shared": 0}
+    assert page.value(f"{button}.getAttribute('aria-pressed')") == "false"
+    figure = "[...document.querySelectorAll('figure')].find(one => one.innerText.startsWith('MAML/5 on cub'))"
+    x, y = page.value(
+        f"(() => {{ const plot = {figure}.querySelector('.plot'); plot.scrollIntoView({{block: 'center'}});"
+        " const box = plot.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+    )
+    page.pointer("mouseMoved", x, y)
+    shown = page.value("document.querySelector('.tip:not([hidden])').innerText")
+    assert "original" in shown and "shared" not in shown
+    page.pointer("mouseMoved", 2, 2)
+    page.click(button)
+    assert page.value(seen) == before
+
+
+@in_a_browser
+def test_levels_and_best_epochs_are_marked(page: Page) -> None:
+    figure = "[...document.querySelectorAll('figure')].find(one => one.innerText.startsWith('MAML/5 on cub'))"
+    counts = [page.value(f"{figure}.querySelectorAll('path.{kind}').length") for kind in ("aim", "level", "dot")]
+    assert counts[0] >= 3 and counts[1] >= counts[0] and counts[2] == 6  # a dot for each of three arms' two seeds
+
+
+@in_a_browser
 def test_light_and_dark(page: Page, grid: Path) -> None:
     colours = "[...['backgroundColor', 'color'].map(what => getComputedStyle(document.body)[what])]"
     line = "getComputedStyle(document.querySelector('dl.arms path')).stroke"  # of the original

@@ -35,21 +35,15 @@ from gradshare.learners.outer import meta_step
 from gradshare.method.episodes import Episodes, Shape, task_key
 from gradshare.method.sharing import GradientSharing
 from gradshare.method.state import MetaState
+from gradshare.runs.build import METHODS as ALGORITHMS
 from gradshare.runs.build import build_network, check_memory_for
 from gradshare.runs.config import RunConfig
 from gradshare.runs.evaluate import evaluate
 
 METHODS: dict[str, Callable[..., Learner]] = {
-    "maml": algorithms.maml,
-    "metasgd": algorithms.meta_sgd,
-    "mamlpp": algorithms.maml_plus_plus,
+    **ALGORITHMS,
     "momentum": partial(algorithms.maml, inner="momentum"),
     "adam": partial(algorithms.maml, inner="adam"),
-    "sparsemaml": algorithms.sparse_maml,
-    "metacurvature": algorithms.meta_curvature,
-    "alfa": algorithms.alfa,
-    "anil": algorithms.anil,
-    "boil": algorithms.boil,
     "adaptnorm": partial(algorithms.maml, adapt_norm=True),
 }
 CLASSES = {"train": 16, "test": 8}

@@ -164,7 +164,9 @@ def report(folder: Path) -> None:
 
 
 @app.command
-def export(run: Path, folder: Path, *, epoch: int | None = None, license: str = "unknown") -> None:
+def export(
+    run: Path, folder: Path, *, epoch: int | None = None, license: str = "unknown", half_memory: bool = False
+) -> None:
     """Write a trained model as a folder to pass on: config.json, model.safetensors and a model card.
 
     It follows the convention of the Hugging Face hub and holds no code. gradshare.from_pretrained(FOLDER) reads it.
@@ -179,13 +181,15 @@ def export(run: Path, folder: Path, *, epoch: int | None = None, license: str = 
         The state after this epoch; by default the best one by validation.
     license
         Of the model, as the hub names it: mit, cc-by-4.0, ...
+    half_memory
+        Write the memory of shared gradients, which is larger than the weights, in bfloat16.
     """
     from gradshare.runs.export import load_run
 
     if epoch is not None:
         check_range("epoch", epoch, 1)
     saved = load_run(run)
-    saved.save_pretrained(folder, epoch, license)
+    saved.save_pretrained(folder, epoch, license, half_memory)
     say(f"epoch {epoch or saved.best_epochs[0]} of {run} is in {folder}: config.json, model.safetensors, README.md")
 
 

@@ -36,13 +36,13 @@ class TestTasks:
     split: Literal["train", "val", "test"] = "test"
     """train, val or test."""
     ways: int | None = None
-    """Classes in a task, by default as in training; at most as many as the network has outputs."""
+    """Classes in a task, by default as in training; at most as many as the network has outputs, but for protomaml."""
     shots: int | None = None
     """Support examples of each class; by default as in training."""
     queries: int | None = None
     """Query examples of each class; by default as in training."""
     steps: int | None = None
-    """Inner steps; by default as in training."""
+    """Inner steps; by default as in training. protomaml also takes 0."""
     dataset: str | None = None
     """Another data set than the run's own, by name or folder. Its images must fit the network."""
     norm_statistics: Literal["batch", "support"] | None = None
@@ -57,7 +57,7 @@ class TestTasks:
         check_range("seed", self.seed or 0, 0, MOST_SEED)
         for name in ("ways", "shots", "queries", "steps"):
             if (value := getattr(self, name)) is not None:
-                check_range(name, value, 1)
+                check_range(name, value, 0 if name == "steps" else 1)  # no step: the prototypes of protomaml
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,8 @@ def _test(folder: Path, label: str, options: TestTasks, own: Sequence[str]) -> T
     other = None if options.dataset is None else load_data(options.dataset, config.pixels)
     learner, dataset, training = saved.parts(other, own)
     shape = Shape(options.ways or training.ways, options.shots or training.shots, options.queries or training.queries)
-    steps, norm = options.steps or config.steps, options.norm_statistics or training.norm_statistics
+    steps = config.steps if options.steps is None else options.steps
+    norm = options.norm_statistics or training.norm_statistics
     seed = training.seed if options.seed is None else options.seed
     states = [saved.state(epoch).to(saved.choice.device) for epoch in saved.best_epochs]
     which = (dataset, options.split, shape, options.tasks, seed, training.eval_batch)

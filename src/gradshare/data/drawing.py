@@ -73,11 +73,11 @@ class Units:
         shape = whole_shape(shape)
         where = f"the {split} split" + (f" of {self.dataset}" if self.dataset else "")
         counts, needed = self.splits[split].counts, shape.shots + shape.queries
+        without = "" if split == "train" else f"; a run with {split}_tasks=0 does without it"
         if len(counts) == 0:
-            without = "" if split == "train" else f"; gs.train(..., {split}_tasks=0) does without it"
             raise UserError(f"{where} has no {self.plural}{without}")
         if self.kind == "class" and len(counts) < shape.ways:
-            raise UserError(f"{shape.ways}-way tasks need {shape.ways} classes; {where} has {len(counts)}")
+            raise UserError(f"{shape.ways}-way tasks need {shape.ways} classes; {where} has {len(counts)}{without}")
         if counts.min() < needed:
             self._raise_too_few(split, where, np.flatnonzero(counts < needed), shape)
 

@@ -227,7 +227,7 @@ class _Read:
         chosen = [items[row] for row in rows.ravel().tolist()]
 
         def side(number: int, what: str) -> Any:
-            stacked = _stack([pair[number] for pair in chosen], f"each {what} of the Dataset")
+            stacked = _stack([pair[number] for pair in chosen], f"each {what} of the Dataset, after its transforms,")
             return _map(lambda part: part.unflatten(0, rows.shape), stacked)
 
         y = side(1, "target") if self.targets else None if self.y is None else _picker(rows)(self.y)

@@ -37,6 +37,7 @@ from gradshare.method.episodes import Inputs, map_inputs, tensors_of
 from gradshare.method.rules import Rule, Tree, Weights
 
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm
+INSTANCE_NORMS = nn.modules.instancenorm._InstanceNorm
 DROPOUTS = nn.modules.dropout._DropoutNd
 FUNCTIONS = {**REPLACED, **RECURRENT}
 
@@ -44,7 +45,8 @@ FUNCTIONS = {**REPLACED, **RECURRENT}
 def prepare(model: nn.Module) -> nn.Module:
     """Copy a module for use with many tasks; raise an error for layers whose results would be wrong.
 
-    Batch norm in the copy always normalises with the statistics of the batch at hand (transductive).
+    Batch norm in the copy always normalises with the statistics of the batch at hand (transductive), and instance norm
+    with those of each image, unless it has been put in eval mode with running statistics.
     """
     _check_kind(model)
     model = copy.deepcopy(model)
@@ -58,7 +60,7 @@ def prepare(model: nn.Module) -> nn.Module:
             raise UserError(dropout_message(f"layer {where}", dropout))
         if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
             raise UserError(f"layer {where} has no shape yet: run the model once on an example batch first")
-        if isinstance(layer, BATCH_NORMS):
+        if isinstance(layer, BATCH_NORMS) or (isinstance(layer, INSTANCE_NORMS) and layer.training):
             layer.track_running_stats = False
             layer.running_mean = layer.running_var = layer.num_batches_tracked = None
     return model
@@ -131,6 +133,7 @@ class VmapBackend:
         self._fixed_norms = fixed_norms
         self._functions: dict[Any, Any] = {**FUNCTIONS, **FIXED_NORMS} if fixed_norms else FUNCTIONS
         self._promotes = False  # whether activations may have another type than weights
+        self._tied = _tied(module)
         self._spread: dict[
             int | frozenset[str], bool
         ] = {}  # whether so many, or such, inputs are the model's arguments
@@ -200,7 +203,12 @@ class VmapBackend:
             if mask is not None and not self._fixed_norms:
                 functions = {**functions, **masked_norms(mask, given.fewest)}
             with _Replacing(functions, self._promotes), _watching(norms(self.module) if watch else {}, mask) as seen:
-                outputs = functional_call(self.module, {**buffers, **shared, **fast}, *self._arguments(x))
+                values = {**buffers, **shared, **fast}
+                values |= {name: values[first] for name, first in self._tied.items() if first in values}
+                after = dict(values)  # functional_call puts in what the module has then
+                outputs = functional_call(self.module, after, *self._arguments(x), tie_weights=False)
+            if replaced := [name for name in buffers if after[name] is not values[name]]:
+                raise UserError(_writes(replaced[0]))
             if not isinstance(outputs, Tensor):
                 kind = "None" if outputs is None else f"a {type(outputs).__name__}"
                 raise UserError(f"the model returns {kind}; it must return one tensor, such as the logits")
@@ -221,10 +229,7 @@ class VmapBackend:
             raise UserError("the model returns a single number for a task; its outputs start with the examples")
         for name, buffer in buffers.items():
             if buffer._version != versions[name]:
-                raise UserError(
-                    f"the model writes to its buffer '{name}' when it runs, so its results would depend on what ran"
-                    " before: call eval() on that layer, or replace it, before handing the model over"
-                )
+                raise UserError(_writes(name))
         return outputs, statistics
 
     def _arguments(self, x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -287,6 +292,28 @@ class VmapBackend:
                     " that padding would change the results: masks cannot be used with it; take tasks of equal size"
                 )
         self._keeps_apart = n > 1
+
+
+def _tied(module: nn.Module) -> dict[str, str]:
+    """Tensors that further layers hold too: the name there, and the first name.
+
+    `functional_call` would find them itself, but for a layer that has two names it puts back a wrong tensor.
+    """
+    first: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for prefix, layer in module.named_modules():
+        for named in (layer.named_parameters, layer.named_buffers):
+            for name, tensor in named(prefix, recurse=False, remove_duplicate=False):
+                if first.setdefault(id(tensor), name) != name:
+                    tied[name] = first[id(tensor)]
+    return tied
+
+
+def _writes(buffer: str) -> str:
+    return (
+        f"the model writes to its buffer '{buffer}' when it runs, so its results would depend on what ran before: call"
+        " eval() on that layer, or replace it, before handing the model over"
+    )
 
 
 def _generators() -> dict[str, Any]:
@@ -417,6 +444,15 @@ def _misfit(error: Exception, x: Inputs, every: bool = False) -> UserError | Non
     return UserError(f"the model cannot take the inputs of a task {form}: {text}")
 
 
+@contextmanager
+def explaining(who: str) -> Iterator[None]:
+    """Raise vmap's errors as advice for the user."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise explained(error, who) from error
+
+
 def explained(error: Exception, who: str) -> Exception:
     """vmap's errors as advice for the user; any other error unchanged."""
     text = " ".join(str(error).split())
@@ -424,6 +460,12 @@ def explained(error: Exception, who: str) -> Exception:
         return UserError(
             f"the {who} draws random numbers when it runs, which would make the inner loop's gradients"
             " irreproducible: remove the random operation, or call model.eval() first if that switches it off"
+        )
+    if "escaped from inside a function being vmapped" in text:
+        return UserError(
+            f"the {who} runs a part again on the way back, as torch.utils.checkpoint does, which cannot be done for"
+            " many tasks at once: call that part directly; checkpoint=True or micro_batch=, of gs.meta_step and"
+            " gs.train, take less memory"
         )
     if "must only return Tensors" in text:
         return UserError(f"the {who} must return one tensor for a task ({text})")
@@ -435,6 +477,8 @@ def explained(error: Exception, who: str) -> Exception:
         "vmap: We do not support",
         "vmap: It looks like you're",
         "under vmap transform is not allowed",
+        "must override the setup_context",
+        "data pointer of Tensor",
     )
     if any(sign in text for sign in signs):
         return UserError(f"the {who} uses an operation that cannot run for many tasks at once; replace it ({text})")

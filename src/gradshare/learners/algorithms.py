@@ -264,6 +264,8 @@ def reptile(
     learner = _learner("reptile", model, adapted, links, steps, loss, inner_loss, head_start, head, outer="reptile")
     if learned := flatten(learner.init().learned, "learned"):
         raise UserError(f"reptile learns by the weights alone, so nothing would learn {', '.join(learned)}")
+    if head_start == "zero" and set(adapted) <= set(learner.head):
+        raise UserError("reptile learns what it adapts, and that is a head which is zero for every task")
     return learner
 
 
@@ -492,8 +494,8 @@ def _learner(
     if not adapted:
         raise UserError("the model has no weight to adapt: none requires a gradient")
     head_names = () if head_start == "learned" else _under(model, head)
-    if head_start == "zero" and not set(head_names) & set(adapted):
-        raise UserError(f"head_start='zero' needs a head that is adapted, and {', '.join(head_names)} are not")
+    if head_start == "zero" and (still := [name for name in head_names if name not in adapted]):
+        raise UserError(f"head_start='zero' is never learned, so all of the head is adapted: add {', '.join(still)}")
     fixed = [name for name, weight in model.named_parameters() if not weight.requires_grad]
     if head_names and (
         kept := [name for name in fixed if name.rpartition(".")[0] == head_names[-1].rpartition(".")[0]]

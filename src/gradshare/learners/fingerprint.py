@@ -63,17 +63,22 @@ def fingerprint(
 
 def _algorithm(learner: Learner) -> str:
     """What the algorithm is called; a choice that runs of older versions did not have is part of it."""
-    head = "" if learner.head_start == "learned" else f", head_start {learner.head_start}"
-    return learner.algorithm + head
+    if learner.head_start == "learned":
+        return learner.algorithm
+    last = [name for name, weight in learner.module.named_parameters() if weight.requires_grad][-1]
+    other = "" if last in learner.head else f" ({learner.head[0].rpartition('.')[0]})"
+    return f"{learner.algorithm}, head_start {learner.head_start}{other}"
 
 
 def _layer(layer: nn.Module) -> str:
     """The class of a layer, its plain values and the shapes of its own tensors: `Linear(...) weight [5, 32]`."""
-    known = getattr(layer, "__constants__", None)  # PyTorch's layers: other attributes change with its version
+    known = set(vars(layer))
+    if constants := getattr(layer, "__constants__", None):  # PyTorch's: its further attributes change with its version
+        known = {*constants, *inspect.signature(type(layer).__init__).parameters}
     values = {
-        name: value
+        name: describe(value) if callable(value) else value
         for name, value in vars(layer).items()
-        if name in (known or vars(layer)) and name != "training" and not name.startswith("_") and _is_plain(value)
+        if name in known and name != "training" and not name.startswith("_") and _is_plain(value)
     }
     tensors = {**dict(layer.named_parameters(recurse=False)), **dict(layer.named_buffers(recurse=False))}
     shapes = [f"{name} {list(tensor.shape)}" for name, tensor in tensors.items()]
@@ -83,7 +88,7 @@ def _layer(layer: nn.Module) -> str:
 def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
+    return value is None or isinstance(value, bool | int | float | str | partial) or inspect.isroutine(value)
 
 
 def describe_optimiser(optimiser: Optimizer) -> str:

@@ -24,17 +24,23 @@ from gradshare.method.network import Network, NormStatistics
 from gradshare.method.rules import Rule, Tree, Weights, checked, sum_of_tasks
 from gradshare.method.state import MetaState, check_fit
 
+MOST_STEPS = 1_000_000  # at test
 HeadStart = Literal["learned", "zero-init", "zero"]  # where the head of a task starts: the user's choice
 
 
 class Outcome(NamedTuple):
     """The result of one batch of tasks."""
 
-    loss: Tensor  # []: the outer loss; differentiable from `outer_loss`, detached from `meta_step`
-    losses: Tensor  # [tasks]: query loss after the last step, detached
-    accuracy: Tensor | None  # [tasks]: share of query examples classified correctly; None where targets are not classes
-    memory: Tree  # the memory for the next meta-iteration, detached
-    fault: Tensor | None = None  # []: of `meta_step`: 0, or which value was not finite, so that no step was taken
+    loss: Tensor
+    """The outer loss, []: differentiable from `outer_loss`, detached from `meta_step`."""
+    losses: Tensor
+    """Query loss of every task after the last step, [tasks], detached."""
+    accuracy: Tensor | None
+    """Share of query examples classified correctly, [tasks]; None where targets are not classes."""
+    memory: Tree
+    """The memory for the next meta-iteration, detached."""
+    fault: Tensor | None = None
+    """Of `meta_step`, []: 0, or which value was not finite, so that no step was taken."""
 
     @property
     def taken(self) -> Tensor:  # []
@@ -249,6 +255,7 @@ class Learner:
         of each batch norm on the support set at the final weights, as `running_mean` and `running_var` of the layer.
 
         Args:
+            support_x, support_y: the examples to adapt to, `[tasks, examples, ...]`, and their targets.
             support_mask: True for a real example, False for padding; None: all are real.
             steps: inner steps, if not as many as in training. Past the last step that has values of its own (MAML++'s
                 rates, m and lambda, the running mean), those of the last one are used.
@@ -266,6 +273,8 @@ class Learner:
         """Apply adapted weights to new inputs of the same tasks.
 
         Args:
+            fast: what `adapt` returned.
+            query_x: new inputs, `[tasks, examples, ...]`.
             query_mask: True for a real example, False for padding, whose outputs mean nothing; None: all are real.
             norm_statistics: what batch norm normalises with: `"batch"`, the statistics of these inputs (transductive,
                 as in the reference codes), or `"support"`, those of the support set (inductive): then each example's
@@ -335,7 +344,7 @@ class Learner:
         self._check(state)
         if steps is None:
             steps = self.steps
-        check_whole("steps", steps, 0 if self.head_start == "prototypes" else 1)
+        check_whole("steps", steps, 0 if self.head_start == "prototypes" else 1, MOST_STEPS)
         in_form = self._shared_of_steps(state, steps)
         trajectory, _ = self._adapt(state, in_form, x, y, mask, steps, training=False)
         shared = self._shared(state, steps - 1)
@@ -368,15 +377,16 @@ class Learner:
             losses = self.losses(network.forward(fast, shared[k], inputs, inner=True), y, mask, inner=True)
             return gradients_of(losses, fast, create_graph)  # other sizes than in training: not worth compiling
 
-        found = adapt(
-            self._fast(network.start(self._start(state)), shared[0], inputs, y, mask, training),
-            support_gradients,
-            self._rule(),
-            network.pack(state.learned),
-            network.pack(state.memory),
-            steps=steps,
-            total=total,
-        )
+        with vmapped.explaining("model"):
+            found = adapt(
+                self._fast(network.start(self._start(state)), shared[0], inputs, y, mask, training),
+                support_gradients,
+                self._rule(),
+                network.pack(state.learned),
+                network.pack(state.memory),
+                steps=steps,
+                total=total,
+            )
         vars(self)["_rule_seen"] = True
         return found
 

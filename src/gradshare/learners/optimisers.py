@@ -19,7 +19,11 @@ ADAMS = (torch.optim.Adam, torch.optim.AdamW)
 
 
 def optimiser(state: MetaState, rate: float) -> torch.optim.Adam:
-    """Adam with default hyperparameters on everything that the outer loop learns."""
+    """Adam with default hyperparameters on everything that the outer loop learns.
+
+    Args:
+        rate: the outer learning rate.
+    """
     check_state(state)
     check_number("rate", rate, 0)
     leaves = list(state.trainable().values())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from gradshare.engine.processes import Group
+from gradshare.engine.vmapped import explaining
 from gradshare.errors import UserError, check_number, check_whole
 from gradshare.learners.learner import Learner, Outcome, check_learner, check_state, value_or_type
 from gradshare.learners.optimisers import check_optimiser, step_if
@@ -55,9 +57,10 @@ def meta_step(
     check_state(state)
     if not isinstance(episodes, Episodes):
         raise UserError(f"a batch of tasks is gs.Episodes, not {value_or_type(episodes)}")
-    if vars(learner).get("_optimiser", learner) is not optimiser:
+    bound = optimiser, state.params, state.learned
+    if not all(map(is_, vars(learner).get("_bound", (None,) * 3), bound)):
         check_optimiser(optimiser, state)
-        vars(learner)["_optimiser"] = optimiser  # what has been checked is not checked again
+        vars(learner)["_bound"] = bound  # what has been checked is not checked again
     if clamp:
         check_number("clamp", clamp, 0)
     if micro_batch is not None:
@@ -66,11 +69,12 @@ def meta_step(
         raise UserError("a meta-step needs gradients: call it outside of torch.no_grad() and torch.inference_mode()")
     leaves = state.trainable()
     gradients: Sequence[Tensor | None]
-    if micro_batch is not None or checkpoint:
-        outcome, gradients = gradients_in_parts(learner, state, episodes, micro_batch or episodes.tasks)
-    else:
-        outcome = learner.outer_loss(state, episodes)
-        gradients = torch.autograd.grad(outcome.loss, list(leaves.values()), allow_unused=True)
+    with explaining("model"):
+        if micro_batch is not None or checkpoint:
+            outcome, gradients = gradients_in_parts(learner, state, episodes, micro_batch or episodes.tasks)
+        else:
+            outcome = learner.outer_loss(state, episodes)
+            gradients = torch.autograd.grad(outcome.loss, list(leaves.values()), allow_unused=True)
     if learner.group.size > 1:
         outcome, gradients = _of_all(learner.group, outcome, gradients, episodes.tasks)
     outcome = outcome._replace(fault=_fault(outcome.loss, gradients))

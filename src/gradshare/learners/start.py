@@ -62,7 +62,7 @@ def read(path: Path) -> Any:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except Exception as error:  # a damaged file of torch.save raises errors of many kinds
-        reason = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0] if safe else "it is damaged, or holds more than tensors"
         raise UserError(
             f"{path} is not a file of weights, of safetensors or of torch.save(model.state_dict(), FILE): {reason}"
         ) from None
@@ -74,11 +74,17 @@ def weights_of(found: Any, source: str) -> dict[str, Tensor]:
     if not named or not all(isinstance(value, Tensor) for value in found.values()):
         held = _named(list(map(str, found))) if isinstance(found, Mapping) else f"a {type(found).__name__}"
         raise UserError(f"{source} holds {held} instead of weights by name: give model.state_dict() alone")
-    if wrong := [name for name, value in found.items() if value.is_floating_point() and not value.isfinite().all()]:
-        raise UserError(f"{source} has weights that are not finite: {_named(wrong)}")
+    if wrong := [name for name, value in found.items() if not _is_plain(value)]:
+        raise UserError(f"{source} has weights that are not real, dense, finite tensors: {_named(wrong)}")
     if any(name.startswith("params/") for name in found):
         return unflatten(dict(found))["params"]
     return dict(found)
+
+
+def _is_plain(value: Tensor) -> bool:
+    if value.is_complex() or value.is_quantized or value.is_meta or value.layout != torch.strided:
+        return False
+    return bool(value.isfinite().all())
 
 
 def _head(module: nn.Module) -> list[str]:

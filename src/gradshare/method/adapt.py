@@ -25,8 +25,8 @@ def adapt(
 ) -> tuple[list[Weights], Tree]:
     """Adapt to all tasks at once.
 
-    Returns the fast weights `{name: [tasks, *shape]}` after each step, and the memory for the next meta-iteration.
-    Without a step, the weights are those of the start.
+    Returns the fast weights `{name: [tasks, *shape]}` after each step, in validation and test after the last one alone,
+    and the memory for the next meta-iteration. Without a step, the weights are those of the start.
     """
     differentiable = torch.is_grad_enabled()
     create_graph = differentiable and getattr(rule, "second_order", True)
@@ -43,8 +43,11 @@ def adapt(
         at = InnerStep(gradients, fast, learned, memory, carry, k, total)
         direction, carry, remembered = rule.update(at)
         fast = {name: weight - direction[name] for name, weight in fast.items()}
-        trajectory.append(fast)
-        rows.append(remembered)
+        if total is None:
+            trajectory = [fast]  # not those of every step: at test there may be hundreds
+        else:
+            trajectory.append(fast)
+            rows.append(remembered)
     return trajectory or [fast], memory if total is None else stack_memory(memory, rows)
 
 

@@ -165,8 +165,11 @@ class Shape(NamedTuple):
     """How many classes, support and query examples of each a task has."""
 
     ways: int = 5
+    """Classes of a task."""
     shots: int = 1
+    """Support examples of each class."""
     queries: int = 15
+    """Query examples of each class."""
 
 
 def whole_shape(shape: Any) -> Shape:

@@ -56,11 +56,12 @@ def _built_in(loss: str, outputs: Tensor, targets: Tensor, mask: Tensor | None) 
         if mask is None:
             return vmap(LOSSES[loss])(outputs, targets_as_outputs)
         return _of_real_examples(vmap(partial(LOSSES[loss], reduction="none"))(outputs, targets_as_outputs), mask)
-    except (RuntimeError, IndexError, ValueError) as error:
+    except (RuntimeError, IndexError, ValueError, AssertionError) as error:
         if outputs.shape[1] != targets.shape[1]:
             found = f"{outputs.shape[1]} outputs for the {targets.shape[1]} examples of a task"
             raise UserError(f"the model returns {found}; it must return one for each") from None
-        _check_labels(outputs, targets)
+        if loss == "cross_entropy" and not targets.is_floating_point():
+            _check_classes(outputs, targets)
         raise error
 
 
@@ -83,9 +84,17 @@ def _reshaped(loss: str, outputs: Tensor, targets: Tensor) -> Tensor:
     return targets
 
 
-def _check_labels(logits: Tensor, targets: Tensor) -> None:
-    """Raise an error for a label that has no output. On a GPU such an error comes later, from CUDA itself."""
-    if not targets.is_cpu or targets.is_floating_point() or logits.dim() < 3:
+def _check_classes(logits: Tensor, targets: Tensor) -> None:
+    """Raise an error for shapes that do not fit, and for a label that has no output.
+
+    On a GPU the latter comes later, from CUDA itself.
+    """
+    if logits.dim() < 3 or targets.shape != (*logits.shape[:2], *logits.shape[3:]):
+        raise UserError(
+            "the loss cross_entropy takes outputs [examples, classes, ...] for targets [examples, ...], but the outputs"
+            f" are {list(logits.shape[1:])} a task, and the targets {list(targets.shape[1:])}"
+        )
+    if not targets.is_cpu:
         return
     lowest, highest = targets.min().item(), targets.max().item()
     if lowest < 0 or highest >= logits.shape[2]:

@@ -49,6 +49,7 @@ class Moved(NamedTuple):
     """What a rule returns: the direction of the step, and what later steps and meta-iterations see."""
 
     direction: Weights
+    """What each task moves against, `{name: [tasks, *shape]}`, with the names and shapes of the gradients."""
     carry: Tree = NOTHING
     """For this rule at the next inner step."""
     remember: Tree = NOTHING

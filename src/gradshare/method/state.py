@@ -12,7 +12,7 @@ from gradshare.errors import UserError
 from gradshare.method.rules import Tree
 
 
-@dataclass
+@dataclass(repr=False)
 class MetaState:
     """Everything that meta-training changes, as nested dicts of tensors.
 
@@ -25,6 +25,12 @@ class MetaState:
     params: dict[str, Tensor]
     learned: Tree = field(default_factory=dict)
     memory: Tree = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        parts = {name: flatten(getattr(self, name), name) for name in ("params", "learned", "memory")}
+        sizes = {name: sum(tensor.numel() for tensor in part.values()) for name, part in parts.items()}
+        shown = (f"{name}: {len(part)} tensors of {sizes[name]:,} numbers" for name, part in parts.items() if part)
+        return f"MetaState({'; '.join(shown)})"
 
     def trainable(self) -> dict[str, Tensor]:
         """What the outer optimiser moves, flat: `{"params/conv.weight": ..., "learned/sharing/m": ...}`."""

@@ -18,7 +18,7 @@ from gradshare.reports.panels import FIRST, INK, MANY, Line, Panel, limits, tick
 
 GRID, PAPER = "#d9dde2", "#ffffff"
 ALONE, AMONG = (9.6, 4.1), (4.4, 2.5)  # inches: width of a panel with its margins, height of its axes
-LEFT, RIGHT, ABOVE, BELOW, LEGEND_LINE = 0.75, 0.15, 0.36, 0.66, 0.19
+LEFT, RIGHT, ABOVE, BELOW, LEGEND_LINE = 0.75, 0.45, 0.36, 0.66, 0.19
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: the same layout on every machine
@@ -124,6 +124,7 @@ def _draw_panel(axes: Axes, panel: Panel, alone: bool) -> None:
     drawn = [_draw_line(axes, line, panel) for line in panel.lines]
     (left, right), (low, high) = limits(panel)
     axes.set(xlim=(left, right), ylim=(low, high), xlabel="epoch", ylabel=panel.label)
+    _draw_levels(axes, panel)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, panel.scale)))
     if not alone:
@@ -161,6 +162,17 @@ def _draw_line(axes: Axes, line: Line, panel: Panel) -> Any:
         )
         axes.plot(line.epochs[line.best], line.values[line.best], marker="o", color=colour, **dot)
     return drawn
+
+
+def _draw_levels(axes: Axes, panel: Panel) -> None:
+    """Each level as a dotted line, with a short bar where an arm first reached it."""
+    labelled = {tick_text(value, panel.scale) for value in axes.get_yticks()}
+    for mark in panel.marks:
+        axes.axhline(mark.value, color=INK, linewidth=0.6, linestyle=(0, (1, 4)), zorder=1.5)
+        if (text := tick_text(mark.value, panel.scale)) not in labelled:
+            axes.text(1.005, mark.value, text, transform=axes.get_yaxis_transform(), fontsize=7, va="center")
+        for arm, epoch in mark.reached:
+            axes.plot(epoch, mark.value, marker="|", markersize=7, markeredgewidth=2, color=arm.colour, zorder=3)
 
 
 def _visible(label: str) -> str:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from gradshare.errors import UserError
 from gradshare.experiments.grid import Cell, failure_of, planned
-from gradshare.method.variants import VARIANTS, Variant, variant
-from gradshare.runs.config import recorded
+from gradshare.method.variants import INNER, VARIANTS, Variant, variant
+from gradshare.runs.config import FINGERPRINT, recorded
 from gradshare.runs.divergence import saturated
 from gradshare.runs.folder import Epoch, RunFolder, Score, Status, Test, find_runs
 
@@ -43,6 +43,7 @@ METHODS = {
     "sparse_maml": "sparse-MAML",
     "alfa": "ALFA",
 }
+INNER_CLASSES = {rule.partition(":")[2] for rule in INNER.values()}
 DATA = {"cub": "cub", "cub-resize": "cub", "mini": "mini"}  # our stores, and the paper's data set in each
 
 
@@ -265,7 +266,11 @@ class Setting(NamedTuple):
     shots: Any
     method: Any
     tasks: Any
-    backbone: Any = None  # config.json has it if it is not conv4
+    backbone: Any = None  # config.json has this and the next if they are not the default
+    inner: Any = None
+    head_start: Any = None
+    adapt: Any = None
+    start: Any = None
 
     @property
     def title(self) -> str:
@@ -276,10 +281,16 @@ class Setting(NamedTuple):
 
     @property
     def row(self) -> str:
-        """The name of a row in the paper's table: MAML/5 is MAML with 5 tasks in a batch."""
+        """The name of a row in the paper's table: MAML/5 is MAML with 5 tasks in a batch; then what else it has."""
         name = "a run" if self.method is None else METHODS.get(text_of(self.method), text_of(self.method))
-        network = "" if self.backbone is None else f" with {text_of(self.backbone)}"
-        return f"{name if self.tasks is None else f'{name}/{text_of(self.tasks)}'}{network}"
+        more = " and ".join(word.format(text_of(value)) for word, value in self.special if value is not None)
+        return f"{name if self.tasks is None else f'{name}/{text_of(self.tasks)}'}{more and f' with {more}'}"
+
+    @property
+    def special(self) -> list[tuple[str, Any]]:
+        """The options that most runs do not have, in words."""
+        words = ("{}", "{}", "{} head", "{} adapted", "weights of {}")
+        return [*zip(words, (self.backbone, self.inner, self.head_start, self.adapt, self.start), strict=True)]
 
     @property
     def shape(self) -> str:
@@ -345,7 +356,21 @@ def group(runs: list[Run]) -> list[Experiment]:
 
 
 def setting(run: Run) -> Setting:
-    return Setting(**{key: run.options.get(key) for key in Setting._fields} | {"inner_lr": whole_rate(run.options)})
+    """What the options of a run say; of a run from Python also what the fingerprint of its learner says."""
+    learner = run.options.get(FINGERPRINT)
+    options = (_made(learner) if isinstance(learner, dict) else {}) | run.options
+    return Setting(**{key: options.get(key) for key in Setting._fields} | {"inner_lr": whole_rate(options)})
+
+
+def _made(learner: dict[str, Any]) -> dict[str, Any]:
+    method, _, head = text_of(learner.get("algorithm")).partition(", head_start ")
+    inner = [link for link in learner.get("rule", ()) if text_of(link).partition("(")[0] in INNER_CLASSES]
+    return {
+        "method": method,
+        "inner_lr": learner.get("inner_lr"),
+        "inner": ", ".join(inner) or None,
+        "head_start": None if head.startswith("prototypes") else head or None,
+    }
 
 
 def whole_rate(options: dict[str, Any]) -> Any:
@@ -400,7 +425,7 @@ def _order(one: Experiment) -> list[tuple[float, str]]:
         *(sort_key(value) for value in (chosen.inner_lr, chosen.ways, chosen.shots)),
         (rank, method),
         (-tasks, rest),
-        (0.0, "" if chosen.backbone is None else text_of(chosen.backbone)),
+        *((0.0, "" if value is None else text_of(value)) for _, value in chosen.special),
     ]
 
 

@@ -122,7 +122,8 @@ def _place_of_arm(table: Table) -> int:
 
 
 class Path(NamedTuple):
-    kind: str  # line, thin, band, dot
+    kind: str  # line, thin, band, dot, level
+    arm: str
     colour: str
     dashes: str
     points: str
@@ -136,10 +137,15 @@ class PanelView:
     label: str
     grid: str
     half: float | None  # where a gate or a lead starts
+    levels: list[tuple[float, str]]  # that arms reached: place in percent, and the level
     paths: list[Path]
     x_labels: list[tuple[float, str]]
     y_labels: list[tuple[float, str]]
     data: dict[str, Any]  # the values under the pointer
+
+    @property
+    def y_texts(self) -> list[str]:
+        return [text for _, text in self.y_labels]
 
 
 def panel_views(panels: list[Panel]) -> list[PanelView]:
@@ -162,7 +168,15 @@ def _panel_view(panel: Panel, lines: int) -> PanelView:
         label=panel.label,
         grid="".join(f"M0 {place:.0f}H{SIDE}" for place, _ in marks),
         half=round(float(down(start))) if (start := STARTS.get(panel.scale)) is not None else None,
-        paths=[path for line in drawn for path in _paths(line, across, down)],
+        levels=[(float(down(mark.value)) / 10, tick_text(mark.value, panel.scale)) for mark in panel.marks],
+        paths=[
+            *(path for line in drawn for path in _paths(line, across, down)),
+            *(
+                Path("level", arm.name, themed(arm), "", f"M{across(epoch):.0f} {down(mark.value) - 20:.0f}v40")
+                for mark in panel.marks
+                for arm, epoch in mark.reached
+            ),
+        ],
         x_labels=[(float(across(value)) / 10, f"{value:.0f}") for value in ticks(left, right, 8, whole=True)],
         y_labels=[(place / 10, text) for place, text in marks],
         data=_data(panel, (left, right, low, high)),
@@ -181,7 +195,7 @@ def _thinned(line: Line) -> Line:
 
 
 def _paths(line: Line, across: Any, down: Any) -> Iterator[Path]:
-    colour, kind = themed(line.variant), "thin" if line.thin else "line"
+    arm, colour, kind = line.variant.name, themed(line.variant), "thin" if line.thin else "line"
     dashes = _dashes(line.dashes)
     x, y = across(line.epochs), down(line.values)
     if line.interval is not None:
@@ -191,11 +205,11 @@ def _paths(line: Line, across: Any, down: Any) -> Iterator[Path]:
             for part in _finite_parts(top)
             if part.stop - part.start > 1
         )
-        yield Path(f"band {kind}", colour, "", band)
-    yield Path(kind, colour, dashes, "".join(f"M{_points(x[part], y[part])}" for part in _finite_parts(y)))
+        yield Path(f"band {kind}", arm, colour, "", band)
+    yield Path(kind, arm, colour, dashes, "".join(f"M{_points(x[part], y[part])}" for part in _finite_parts(y)))
     if line.best is not None or len(line.epochs) == 1:
         at = line.best or 0
-        yield Path(f"dot {kind}", colour, "", f"M{_points(x[at : at + 1], y[at : at + 1])}h0")
+        yield Path(f"dot {kind}", arm, colour, "", f"M{_points(x[at : at + 1], y[at : at + 1])}h0")
 
 
 def _points(x: Floats, y: Floats) -> str:
@@ -209,7 +223,7 @@ def _finite_parts(values: Floats) -> list[slice]:
 
 
 def _data(panel: Panel, box: tuple[float, float, float, float]) -> dict[str, Any]:
-    """For the script: the box's limits, the epochs, and name, colour, values and intervals of every line."""
+    """For the script: the box's limits, the epochs, and name, colour, values, intervals and arm of every line."""
     shown = [_thinned(line) for line in panel.lines]
     epochs = np.unique(np.concatenate([line.epochs for line in shown]))
     percent = 100 if panel.scale == "accuracy" else 1
@@ -233,8 +247,8 @@ def _data(panel: Panel, box: tuple[float, float, float, float]) -> dict[str, Any
         "epochs": epochs.tolist(),
         "names": [printable(panel.names[place - 1]) for place in epochs.tolist()] if panel.names else None,
         "lines": [
-            [printable(line.name), themed(line.variant), numbers(line, line.values), numbers(line, line.interval)]
-            for line in shown
+            [printable(line.name), themed(line.variant), numbers(line, line.values), numbers(line, line.interval), arm]
+            for line, arm in ((line, printable(line.variant.name)) for line in shown)
         ],
     }
 

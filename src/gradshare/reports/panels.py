@@ -12,7 +12,7 @@ import numpy as np
 from gradshare.method.variants import Variant
 from gradshare.reports import words
 from gradshare.reports.comparison import ArmResult, Comparison, ExperimentResult
-from gradshare.reports.model import Arm, Floats, Ints, Measure, Run, Setting, text_of
+from gradshare.reports.model import Arm, Floats, Ints, Run, Setting, text_of
 
 Scale = Literal["accuracy", "loss", "gate", "lead"]
 GATES = ((words.GATE_M, (), "m"), (words.GATE_LAM, (4.0, 2.0), "lam"))
@@ -36,11 +36,20 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """A level, and when arms first reached it: in mean over their seeds, as in the table of levels."""
+
+    value: float
+    reached: tuple[tuple[Variant, float], ...]  # arm, epoch
+
+
+@dataclass(frozen=True)
 class Panel:
     title: str
     label: str  # of the vertical axis
     scale: Scale
     lines: tuple[Line, ...]
+    marks: tuple[Mark, ...] = ()
     names: tuple[str, ...] = ()  # what each place on the horizontal axis is, if it is not an epoch
     setting: Setting = NO_SETTING
 
@@ -49,7 +58,7 @@ def curves(comparison: Comparison) -> list[Panel]:
     """Validation accuracy (or loss) over epochs; an experiment without a value has no panel.
 
     Each run has a band, its 95 % interval over tasks, and a dot at its best epoch. Of several seeds each is a thin
-    line, and their mean a thick one.
+    line, and their mean a thick one. Levels are marked where an arm first reached them.
     """
     measure = comparison.measure
     begun = [one for one in comparison.experiments if any(run.best is not None for run in one.experiment.runs)]
@@ -58,7 +67,8 @@ def curves(comparison: Comparison) -> list[Panel]:
             one.setting.title,
             f"validation {measure}",
             measure,
-            tuple(line for arm in one.arms for line in _arm_lines(arm, measure)),
+            tuple(line for arm in one.arms for line in _arm_lines(arm)),
+            _marks(one),
             setting=one.setting,
         )
         for one in begun
@@ -89,19 +99,28 @@ def overview(comparison: Comparison) -> Panel | None:
     line = Line("mean lead of sharing", "", row, (), places, values, interval)
     title = f"Mean lead of sharing over the original, {len(leads)} experiments from the smallest to the largest"
     return Panel(
-        title, f"mean lead in {words.unit(comparison.measure)}", "lead", (line,), tuple(name for _, name in leads)
+        title, f"mean lead in {words.unit(comparison.measure)}", "lead", (line,), names=tuple(name for _, name in leads)
     )
 
 
-def _arm_lines(result: ArmResult, measure: Measure) -> list[Line]:
+def _marks(one: ExperimentResult) -> tuple[Mark, ...]:
+    """The levels that some arm reached."""
+    found = [
+        Mark(level.value, tuple((arm.variant, epoch.mean) for arm in one.arms if (epoch := arm.reached[at].epoch)))
+        for at, level in enumerate(one.levels)
+    ]
+    return tuple(mark for mark in found if mark.reached)
+
+
+def _arm_lines(result: ArmResult) -> list[Line]:
     arm, row = result.arm, result.variant
     if len(arm.runs) == 1:
         (run,) = arm.runs
-        legend = _legend(result, run.status if run.status != "done" else "", measure)
+        legend = _legend(result, run.status if run.status != "done" else "")
         return [Line(arm.name, legend, row, row.dashes, run.epochs, run.val, run.interval, best=run.best)]
     epochs, mean = _mean([(run.epochs, run.val) for run in arm.counted])
     undone = len(arm.runs) - arm.done
-    legend = _legend(result, f"{undone} not done" if undone else "", measure)
+    legend = _legend(result, f"{undone} not done" if undone else "")
     seeds = [
         Line(_seed(arm, run), "", row, row.dashes, run.epochs, run.val, run.interval, thin=True, best=run.best)
         for run in arm.runs
@@ -146,23 +165,12 @@ def _mean(lines: list[tuple[Ints, Floats]]) -> tuple[Ints, Floats]:
     return epochs, np.mean([values[np.searchsorted(one, epochs)] for one, values in begun], axis=0)
 
 
-def _legend(result: ArmResult, status: str, measure: Measure) -> str:
-    """The paper's legend: shared: MaxVal 67.1% Ep 8 Test 66.2±1.1%; means over seeds."""
+def _legend(result: ArmResult, status: str) -> str:
+    """The arm, its seeds, and its status: the tables have the numbers."""
     runs = result.arm.runs
-    seeds = f", {len(runs)} seeds" if len(runs) > 1 else ""
-    name = shortened(result.name) + seeds + (f" ({status})" if status else "")
-    if result.best_val is None or result.best_epoch is None:
-        return f"{name}: no value yet"
-    extreme = "MaxVal" if measure == "accuracy" else "MinVal"
-    best = f"{extreme} {_short(result.best_val.mean, measure)} Ep {words.number(result.best_epoch.mean)}"
-    test = result.test
-    return f"{name}: {best}" + (f" Test {_short(test.value, measure, test.interval)}" if test else "")
-
-
-def _short(value: float, measure: Measure, interval: float | None = None) -> str:
-    if measure == "accuracy":
-        return f"{100 * value:.1f}" + ("" if interval is None else f"±{100 * interval:.1f}") + "%"
-    return f"{value:.3g}" + ("" if interval is None else f"±{interval:.2g}")
+    notes = [f"{len(runs)} seeds"] * (len(runs) > 1) + [status] * bool(status)
+    notes += ["no value yet"] * (result.best_val is None)
+    return shortened(result.name) + (f" ({', '.join(notes)})" if notes else "")
 
 
 def shortened(name: str) -> str:

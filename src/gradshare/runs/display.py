@@ -6,6 +6,7 @@ nothing heavy.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import Counter
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 REFRESH = 1.0  # seconds
+BARS, WIDTH = "▁▂▃▄▅▆▇█", 20  # of a curve on a terminal
+ROOM = {"Last epoch": 120, "Per epoch": 84, "Curve": 72}  # beside the names: with less, these columns are left out
 
 
 class Display(Protocol):
@@ -157,6 +160,12 @@ class State:
     def best(self) -> float | None:
         """The best validation accuracy."""
         return max((epoch.val_accuracy for epoch in self.epochs if epoch.val_accuracy is not None), default=None)
+
+    @property
+    def curve(self) -> list[float]:
+        """Validation accuracy, or loss where there is none, of every epoch; NaN without a value."""
+        found = [epoch.val_loss if epoch.val_accuracy is None else epoch.val_accuracy for epoch in self.epochs]
+        return [math.nan if value is None else value for value in found]
 
     @property
     def epoch_seconds(self) -> float | None:
@@ -307,19 +316,27 @@ class RunView(View):
 
 
 def status_table(states: Mapping[str, State], only: Sequence[Status] = ()) -> Group:
-    """A row for each run, or for those with some status; then why runs failed or diverged; then the counts."""
+    """A row for each run, or for those with some status; then why runs failed or diverged; then the counts.
+
+    The curves of all rows have one scale, from the lowest to the highest validation value.
+    """
     from rich.console import Console, Group
     from rich.table import Table
     from rich.text import Text
 
-    rows = {name: _row(state) for name, state in states.items() if not only or state.status in only}
-    columns = ["State", "Epoch", "Last epoch", "Best val.", "Per epoch", "Left"]
-    if Console().width < 100 + max(map(len, rows), default=0):
-        columns.remove("Last epoch")
+    chosen = {name: state for name, state in states.items() if not only or state.status in only}
+    values = [value for state in chosen.values() for value in state.curve if math.isfinite(value)]
+    limits = (min(values), max(values)) if values else (0.0, 0.0)
+    rows = {name: _row(state, limits) for name, state in chosen.items()}
+    columns = ["State", "Epoch", "Curve", "Last epoch", "Best val.", "Per epoch", "Left"]
+    room = Console().width - max(map(len, rows), default=0)
+    columns = [one for one in columns if room >= ROOM.get(one, 0) and (values or one != "Curve")]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("Run", overflow="fold")
     for column in columns:
-        table.add_column(column, justify="left" if column in ("State", "Last epoch") else "right", no_wrap=True)
+        table.add_column(
+            column, justify="left" if column in ("State", "Curve", "Last epoch") else "right", no_wrap=True
+        )
     for name, row in rows.items():
         table.add_row(Text(printable(name)), *(Text(row[column]) for column in columns))
     reasons = [Text(printable(f"{name}: {state.reason}")) for name, state in states.items() if state.reason]
@@ -327,15 +344,29 @@ def status_table(states: Mapping[str, State], only: Sequence[Status] = ()) -> Gr
     return Group(*([table] if rows else []), *reasons, *total)
 
 
-def _row(state: State) -> dict[str, str]:
+def _row(state: State, limits: tuple[float, float]) -> dict[str, str]:
     return {
         "State": f"{state.status} {state.activity.now}".rstrip(),
         "Epoch": f"{len(state.epochs)}/{state.wanted}",
+        "Curve": sparkline(state.curve, *limits, each=math.ceil(state.wanted / WIDTH)) or "–",
         "Last epoch": epoch_text(state.epochs[-1]) if state.epochs else "–",
         "Best val.": "–" if state.best is None else f"{state.best:.1%}",
         "Per epoch": "–" if state.epoch_seconds is None else duration(state.epoch_seconds),
         "Left": "–" if state.seconds_left is None else duration(state.seconds_left),
     }
+
+
+def sparkline(values: Sequence[float], low: float, high: float, each: int = 1) -> str:
+    """A curve as a line of text: a bar for the mean of so many values.
+
+    Example:
+        >>> sparkline([0.2, 0.3, math.nan, 0.5, 0.6], 0.2, 0.6), sparkline(range(16), 0, 15, each=2)
+        ('▁▃ ▆█', '▁▂▃▄▅▆▇█')
+    """
+    parts = [values[start : start + each] for start in range(0, len(values), each)]
+    means = [sum(part) / len(part) for part in parts]
+    shares = [(mean - low) / (high - low) if high > low else 0.5 for mean in means]
+    return "".join(BARS[round(share * (len(BARS) - 1))] if math.isfinite(share) else " " for share in shares)
 
 
 def counts(states: Iterable[State]) -> str:

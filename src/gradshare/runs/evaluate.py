@@ -49,9 +49,12 @@ class Parts(NamedTuple):
 class Evaluation:
     """Loss and accuracy of every task."""
 
-    losses: Tensor  # [tasks]
-    accuracies: Tensor | None  # [tasks]; None if the targets are not classes
-    norm_statistics: NormStatistics = "batch"  # of batch norm: the query batch's (transductive), or the support set's
+    losses: Tensor
+    """Query loss of every task, [tasks]."""
+    accuracies: Tensor | None
+    """Accuracy of every task, [tasks]; None if the targets are not classes."""
+    norm_statistics: NormStatistics = "batch"
+    """Of batch norm: the query batch's (transductive), or the support set's (inductive)."""
 
     def __repr__(self) -> str:
         values = {"accuracy": self.accuracy, "loss": self.loss, "interval": self.interval}
@@ -70,6 +73,7 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float | None:
+        """The mean over tasks; None where targets are not classes."""
         return None if self.accuracies is None else self.accuracies.mean().item()
 
     @property

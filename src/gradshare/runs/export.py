@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Container, Iterable
 from dataclasses import asdict, dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from torch import Tensor
 
 from gradshare import __version__
 from gradshare.data.dataset import Dataset, load_dataset
+from gradshare.data.sources import terms_of
+from gradshare.data.store import data_folder
 from gradshare.engine.choose import Choice
 from gradshare.errors import UserError, check_range, path_of, printable
 from gradshare.files import (
@@ -65,6 +68,7 @@ VERSION = 1
 MOST = {"steps": 1_000, "ways": 10_000, "filters": 10_000}  # in a folder that a stranger may have made
 MOST_PIXELS = 10_000  # of a side, and channels
 HEADER = 1 << 20  # bytes for descriptions: config.json, and the names and shapes of the tensors
+MEMORY = "memory/"  # how the names of its tensors begin
 OF_THE_MACHINE = ("device", "engine", "precision", "threads")
 PIXELS = {"unit": "from 0 to 1", "imagenet": "from 0 to 1, then normalised by ImageNet's mean and standard deviation"}
 
@@ -177,12 +181,15 @@ class SavedRun(Evaluable):
         source = source.to(device) if isinstance(source, Dataset) else source
         return Parts(learner.to(device, self.choice.precision), source, training)
 
-    def save_pretrained(self, folder: str | Path, epoch: int | None = None, license: str = "unknown") -> Path:
+    def save_pretrained(
+        self, folder: str | Path, epoch: int | None = None, license: str = "unknown", half_memory: bool = False
+    ) -> Path:
         """Write the state after an epoch, None for the best one, as a folder to share; see `gs.from_pretrained`.
 
         Args:
             folder: it must be new, or empty.
             license: of the model, as the Hugging Face hub names it: `mit`, `cc-by-4.0`, ...
+            half_memory: write the memory of shared gradients, which is larger than the weights, in bfloat16.
         """
         state = self.state(epoch)
         epoch = self.best_epochs[0] if epoch is None else epoch
@@ -190,7 +197,7 @@ class SavedRun(Evaluable):
         if "method" not in self.config:
             about = ["A model that learns a task from a few examples.", after]
             card = Card(license, "", about, self._results(epoch), flat(self.config), self.norm_statistics)
-            return write_model(Path(folder), None, state, card, self.config.get(FINGERPRINT))
+            return write_model(Path(folder), None, state, card, self.config.get(FINGERPRINT), half_memory)
         config = self.run_config
         dataset = load_dataset(config.dataset, config.pixels)
         if config.arm in VARIANTS and config.backbone in BACKBONES:  # code of the user's own is not imported
@@ -208,7 +215,8 @@ class SavedRun(Evaluable):
             f"Images: {channels} x {height} x {width}, pixels {PIXELS[config.pixels]}.",
         ]
         card = Card(license, dataset.name, about, self._results(epoch), options, config.norm_statistics)
-        return write_model(Path(folder), {"options": options, "image": list(dataset.image)}, state, card)
+        model = {"options": options, "image": list(dataset.image)}
+        return write_model(Path(folder), model, state, card, half_memory=half_memory)
 
     def _results(self, epoch: int) -> list[Result]:
         """What is known of the state after an epoch: its validation, and its test if it is the best one."""
@@ -291,18 +299,27 @@ def save_pretrained(
 
 
 def write_model(
-    folder: Path, model: dict[str, Any] | None, state: MetaState, card: Card, learner: dict[str, Any] | None = None
+    folder: Path,
+    model: dict[str, Any] | None,
+    state: MetaState,
+    card: Card,
+    learner: dict[str, Any] | None = None,
+    half_memory: bool = False,
 ) -> Path:
     """Write a folder, whole or not at all.
 
     Args:
         model: describes one of ours; None is the user's own.
         learner: the fingerprint of the user's own.
+        half_memory: write the memory in bfloat16.
     """
     target = Path(os.path.realpath(path_of(folder)))
     if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{folder} exists already and is not empty: choose another folder")
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.tensors().items()}
+    if half_memory:
+        memory = {name: tensor for name, tensor in tensors.items() if name.startswith(MEMORY)}
+        tensors |= {name: tensor.bfloat16() for name, tensor in memory.items() if tensor.is_floating_point()}
     content = safetensors.save(tensors, metadata={"format": "pt"})
     about = {"library_name": "gradshare", "version": VERSION, "gradshare": __version__, "model": model}
     about |= {} if learner is None else {FINGERPRINT: learner}
@@ -327,6 +344,8 @@ def from_pretrained(folder: str | Path, learner: Learner | None = None) -> tuple
     """A learner and its state from a folder that `save_pretrained` wrote. Nothing in the folder is executed.
 
     Args:
+        folder: a path; or the name of a model, such as `cub-1shot-5task-maml+gs`, in `models/` of a checkout of
+            gradshare or in `models/` of the data folder.
         learner: for a model, a backbone or an arm of your own, the learner as it was trained.
 
     Example:
@@ -335,9 +354,9 @@ def from_pretrained(folder: str | Path, learner: Learner | None = None) -> tuple
         >>> folder = gs.save_pretrained(tempfile.mkdtemp() + "/model", trained, trained.init(seed=0))
         >>> learner, state = gs.from_pretrained(folder, trained)  # then learner.adapt(state, ...), learner.predict(...)
     """
-    folder = path_of(folder)
     if learner is not None:
         check_learner(learner)
+    folder = _find_model(folder)
     config = _read_config(folder / "config.json")
     if learner is not None and isinstance(config[FINGERPRINT], dict):
         check_same_learner(folder, config[FINGERPRINT], fingerprint(learner), OF_THE_OUTER_LOOP, "model")
@@ -348,6 +367,24 @@ def from_pretrained(folder: str | Path, learner: Learner | None = None) -> tuple
     state = learner.init()
     load_state(state, tensors)
     return learner, state
+
+
+CHECKOUT = Path(__file__).resolve().parents[3] / "models"  # of a source tree; an installed package has none
+
+
+def _find_model(name: str | Path) -> Path:
+    """The folder at a path, or of a name; the path itself if there is none."""
+    path = path_of(name)
+    if path.exists():
+        return path
+    shelves = [shelf for shelf in (CHECKOUT, data_folder() / "models") if shelf.is_dir()]
+    for shelf in shelves:
+        if (shelf / path).is_dir():
+            return shelf / path
+    names = sorted({folder.name for shelf in shelves for folder in shelf.iterdir() if folder.is_dir()})
+    text = f"there is no model '{name}': it is neither a folder, nor in {data_folder() / 'models'}"
+    near = get_close_matches(str(name), names, 3, 0.5)
+    raise UserError(text + (f"; did you mean {' or '.join(near)}?" if near else ""))
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -405,6 +442,9 @@ def _read_tensors(path: Path, digest: str, shapes: dict[str, Tensor]) -> dict[st
         tensors = safetensors.load(content)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise UserError(f"{path} is damaged: {error}") from None
+    for name, tensor in tensors.items():
+        if name.startswith(MEMORY) and name in shapes and tensor.dtype == torch.bfloat16:
+            tensors[name] = tensor.to(shapes[name].dtype)
     check_fit(shapes, tensors, str(path))
     return tensors
 
@@ -471,7 +511,7 @@ class Card:
         parts = [
             f"# {_plain(name)}",
             "\n".join([*self.about, NORM_STATISTICS[self.norm_statistics]]),
-            f"Data: {_code(self.dataset) if self.dataset else 'not known'}.",
+            f"Data: {_code(self.dataset)}. {terms_of(self.dataset)}".rstrip() if self.dataset else "Data: not known.",
             *([_table(["split", "", "mean", "tasks"], map(_row, self.results)), INTERVAL] if self.results else []),
             f"```python\n{usage}```",
             NO_CODE,

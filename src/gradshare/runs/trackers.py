@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -63,7 +64,7 @@ class Trackers:
     def call(self, method: str, *arguments: Any) -> None:
         for tracker in list(self.trackers):
             try:
-                getattr(tracker, method)(*arguments)
+                getattr(tracker, method)(*deepcopy(arguments))  # one may change what it gets
             except NotImplementedError:  # such as `log_hyperparams` of Lightning's CSVLogger: the others work
                 continue
             except Exception as error:

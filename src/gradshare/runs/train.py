@@ -135,6 +135,7 @@ def train(
     """Train a learner, with checkpoints, validation and test, in a run folder.
 
     Args:
+        learner: from `gs.maml` or one of its siblings.
         dataset: from `gs.load_dataset` or `gs.tasks`, or anything with their method `sample`.
         folder: the run folder; it must not hold a run already, unless `resume`. None is the next free `runs/run-N`.
         resume: continue the run in the folder, with the same learner and options; a finished run is returned as it is,

@@ -44,6 +44,7 @@ class Source:
     files: tuple[File, ...] = ()  # what `gradshare data download` fetches
     page: str = ""  # where a person finds these files
     built_in: bool = False  # made on first use, without archives
+    terms: str = ""  # of its images, in a sentence for the cards of models
 
 
 _CUB = "https://data.caltech.edu/records/65de6-vp158"
@@ -58,6 +59,7 @@ SOURCES = {
         transform="crop",
         files=(File("CUB_200_2011.tgz", f"{_CUB}/files/CUB_200_2011.tgz", "97eceeb196236b17998738112f37df78"),),
         page=f"{_CUB} (mirror: https://zenodo.org/records/8000562)",
+        terms="CUB-200-2011 is for non-commercial research and education; its photographs belong to their owners.",
     ),
     "mini": Source(
         "mini_imagenet",
@@ -70,6 +72,7 @@ SOURCES = {
         ),
         page="https://zenodo.org/records/7978538 (where -val is called -validation; or import mini-imagenet.tar.gz, md5"
         " b38f1eb4251fb9459ecc8e7febf9b2eb, from https://github.com/renmengye/few-shot-ssl-public)",
+        terms="MiniImagenet comes from ImageNet, whose photographs are for non-commercial research and education.",
     ),
     "omniglot": Source(
         "omniglot",
@@ -79,6 +82,7 @@ SOURCES = {
             File("images_evaluation.zip", f"{_OMNIGLOT}_evaluation.zip", "6b91aef0f799c5bb55b94e3f2daec811"),
         ),
         page="https://github.com/brendenlake/omniglot, folder python",
+        terms="Omniglot is under the MIT licence.",
     ),
     "folder": Source("folder", "your own images, in class folders", transform="resize", own_split=True),
 }
@@ -102,6 +106,12 @@ class Options:
     seed: int = 0  # for a source with `own_split`, without a split file: which random split
     size: int | None = None  # pixels a side; None: 84, or 28 for omniglot
     channels: int = 3  # or 1 for greyscale
+
+
+def terms_of(name: str) -> str:
+    """The terms of a published data set by the name of its store, such as `cub-resize`; "" if it is another one."""
+    kind = name.partition("-")[0]
+    return SOURCES[kind].terms if kind in PUBLISHED else ""
 
 
 def missing(name: str) -> UserError:

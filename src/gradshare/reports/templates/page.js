@@ -1,5 +1,7 @@
 // The page is whole without this script: it sorts tables by their headings, shows the values of the curves under the
-// pointer, and unfolds everything for print. Text from the runs is only ever set as text.
+// pointer, switches arms off and on, and unfolds everything for print. Text from the runs is only ever set as text.
+
+document.documentElement.classList.add("script");
 
 for (const table of document.querySelectorAll("table.sortable")) {
   const headings = [...table.tHead.rows[0].cells];
@@ -31,6 +33,20 @@ const make = (parent, tag, text) => {
   return made;
 };
 
+const off = new Set();  // names of arms
+for (const term of document.querySelectorAll("dl.arms dt")) {
+  const button = document.createElement("button"), arm = term.dataset.arm;
+  button.setAttribute("aria-pressed", "true");
+  button.append(...term.childNodes);
+  term.append(button);
+  button.addEventListener("click", () => {
+    off.delete(arm) || off.add(arm);
+    button.setAttribute("aria-pressed", String(!off.has(arm)));
+    for (const path of document.querySelectorAll("figure path[data-arm]"))
+      if (path.dataset.arm === arm) path.classList.toggle("off", off.has(arm));
+  });
+}
+
 for (const figure of document.querySelectorAll("figure[data-panel]")) {
   const plot = figure.querySelector(".plot"), svg = plot.querySelector("svg");
   let data, marks, tip;
@@ -43,7 +59,8 @@ for (const figure of document.querySelectorAll("figure[data-panel]")) {
   };
   const show = (wanted, event) => {
     const [left, right, low, high] = data.box;
-    const known = data.epochs.filter((_, at) => data.lines.some(line => line[2] && line[2][at] !== null));
+    const lines = data.lines.filter(line => line[2] && !off.has(line[4]));
+    const known = data.epochs.filter((_, at) => lines.some(line => line[2][at] !== null));
     if (!known.length) return hide();
     const epoch = known.reduce((a, b) => Math.abs(b - wanted) < Math.abs(a - wanted) ? b : a);
     const at = data.epochs.indexOf(epoch), x = 1000 * (epoch - left) / (right - left);
@@ -52,8 +69,8 @@ for (const figure of document.querySelectorAll("figure[data-panel]")) {
     marks.replaceChildren();
     mark("half", "inherit", `M${x} 0V1000`);
     make(tip, "b", data.names ? data.names[at] : `epoch ${epoch}`);
-    for (const [name, color, values, intervals] of data.lines) {
-      if (!values || values[at] === null) continue;
+    for (const [name, color, values, intervals] of lines) {
+      if (values[at] === null) continue;
       mark("dot", color, `M${x} ${1000 * (high - values[at]) / (high - low)}h0`);
       const line = make(tip, "span"), label = make(line, "em");
       make(label, "i").style.background = color;
