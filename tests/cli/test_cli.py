@@ -42,8 +42,8 @@ val-tasks ways
 """
 GRID = RUN.replace("engine", "run-engine")
 BENCH = """
-arms device engines eval-tasks filters iterations json methods precisions queries rivals shape shots size steps sweep
-tasks threads values
+arms backbone device engines eval-tasks filters iterations json methods precisions queries rivals shape shots size
+steps sweep tasks threads values
 """
 OPTIONS = {
     "compare": f"{RUN} arms controls jobs log out preset",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import Any
 
@@ -45,6 +46,19 @@ def test_on_a_gpu(gpu: None) -> None:
     assert choose(precision="float32").precision == "float32"
     unsupported = choose(no_kernels="they do not adapt batch norm")
     assert unsupported.precision == "float32" and "they do not adapt batch norm" in str(unsupported)
+
+
+def test_other_networks_are_compiled(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = choose(precision="bf16", no_kernels="they know gs.Conv4, not Net")
+    assert (found.precision, found.engine) == ("bf16", "graph")
+    assert "compiled programs in bf16" in str(found) and "not Net" in str(found)
+    assert "(97 %)" in str(dataclasses.replace(found, share="97 %"))
+    assert str(choose("cpu", engine="compiled", threads=1)) == "on the CPU, 1 thread, float32, compiled programs"
+    with pytest.raises(gs.UserError, match="compiled is for a CPU"):
+        choose(engine="compiled")
+    monkeypatch.setattr(backends, "not_installed", lambda: "Triton does not import")
+    with pytest.raises(gs.UserError, match="bf16 needs programs for a GPU, and Triton does not import"):
+        choose(precision="bf16", no_kernels="they know gs.Conv4, not Net")
 
 
 def test_several_processes_share_the_cores_and_have_a_gpu_each(gpu: None) -> None:

@@ -68,7 +68,7 @@ def test_steps_that_cannot_be() -> None:
 def test_many_steps_keep_the_weights_of_the_last_one() -> None:
     rule, start = chain(scale(0.25)), {"w": torch.ones(2, 3)}
     found = {
-        total: adapt(start, lambda fast, k: fast["w"].square().sum(1), rule, {}, {}, steps=4, total=total)[0]
+        total: adapt(start, lambda fast, k, graph: {"w": 2 * fast["w"]}, rule, {}, {}, steps=4, total=total)[0]
         for total in (None, sum_of_tasks)
     }
     assert [len(trajectory) for trajectory in found.values()] == [1, 4]

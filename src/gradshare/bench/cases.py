@@ -8,9 +8,11 @@ from typing import Any, Literal
 from gradshare.errors import UserError, check_range
 
 Library = Literal["gradshare", "higher", "torchopt"]
-Method = Literal["maml", "metasgd", "mamlpp", "momentum", "adam", "sparsemaml", "metacurvature", "alfa"]
+Method = Literal[
+    "maml", "metasgd", "mamlpp", "momentum", "adam", "sparsemaml", "metacurvature", "alfa", "anil", "boil", "adaptnorm"
+]
 Arm = Literal["original", "shared"]
-Engine = Literal["eager", "graph"]
+Engine = Literal["eager", "graph", "compiled"]
 Precision = Literal["float32", "tf32", "bf16"]
 ShapeName = Literal["5task-5shot", "5task-1shot", "1task-5shot", "1task-1shot", "cpu"]
 SweepName = Literal["tasks", "steps", "shots", "size"]
@@ -49,23 +51,27 @@ class Case:
     ways: int = 5
     queries: int = 15
     steps: int = 5
-    filters: int = 48
+    filters: int = 48  # of conv4
+    backbone: str = "conv4"  # or resnet12, vit, package.module:Class
     image: tuple[int, int, int] = (3, 84, 84)  # channels, height, width
     device: str = "cpu"
     engine: Engine = "eager"
     precision: Precision = "float32"
+    checkpoint: bool = False
 
     def __post_init__(self) -> None:
         for name in ("tasks", "shots", "queries", "steps", "filters"):
             check_range(name, getattr(self, name), 1)
         check_range("ways", self.ways, 2)
-        if min(self.image[1:]) < 16:
+        if self.backbone == "conv4" and min(self.image[1:]) < 16:
             raise UserError(
                 f"size is {min(self.image[1:])}; Conv-4 halves an image four times, so it must be at least 16"
             )
         check_range("size", max(self.image), 1)
         if self.device == "cpu" and self.engine == "graph":
             raise UserError("engine graph needs a GPU: use engine eager on a CPU")
+        if self.device != "cpu" and self.engine == "compiled":
+            raise UserError("engine compiled is for a CPU: on a GPU precisions tf32 and bf16 compile a network")
         if self.device == "cpu" and self.precision != "float32":
             raise UserError(f"precision {self.precision} needs a GPU: use precision float32 on a CPU")
         if self.library in RIVALS and (self.method, self.arm, self.engine) != ("maml", "original", "eager"):
@@ -74,7 +80,7 @@ class Case:
     @property
     def setting(self) -> dict[str, Any]:
         """The fields that are equal in two cases that do the same work."""
-        different = ("library", "method", "arm", "engine", "precision")
+        different = ("library", "method", "arm", "engine", "precision", "checkpoint")
         return {name: value for name, value in asdict(self).items() if name not in different}
 
     @property
@@ -91,10 +97,14 @@ class Case:
     @property
     def what(self) -> str:
         """A short label: the method, such as `maml+gs`, or the name of the other library."""
-        return self.library if self.library in RIVALS else self.method + ("+gs" if self.arm == "shared" else "")
+        if self.library in RIVALS:
+            return self.library
+        return self.method + ("+gs" if self.arm == "shared" else "") + (", checkpoint" if self.checkpoint else "")
 
 
-BASE = {name: getattr(Case, name) for name in ("ways", "queries", "steps", "filters")}  # the same in every named shape
+BASE = {
+    name: getattr(Case, name) for name in ("ways", "queries", "steps", "filters", "backbone")
+}  # the same in every named shape
 
 
 def cases_of(

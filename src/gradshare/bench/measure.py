@@ -10,11 +10,13 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from gradshare import __version__
 from gradshare.bench import rivals
@@ -34,7 +36,7 @@ from gradshare.method.episodes import Episodes, Shape, task_key
 from gradshare.method.sharing import GradientSharing
 from gradshare.method.state import MetaState
 from gradshare.runs.build import METHODS as ALGORITHMS
-from gradshare.runs.build import check_memory_for
+from gradshare.runs.build import build_network, check_memory_for
 from gradshare.runs.config import RunConfig
 from gradshare.runs.evaluate import evaluate
 
@@ -42,6 +44,7 @@ METHODS: dict[str, Callable[..., Learner]] = {
     **ALGORITHMS,
     "momentum": partial(algorithms.maml, inner="momentum"),
     "adam": partial(algorithms.maml, inner="adam"),
+    "adaptnorm": partial(algorithms.maml, adapt_norm=True),
 }
 CLASSES = {"train": 16, "test": 8}
 IMAGES = 600  # of each class, as in MiniImagenet, so that drawing tasks costs the same
@@ -119,8 +122,8 @@ class Timing:
             milliseconds=1000 * quartiles[1],
             quartiles=(1000 * quartiles[0], 1000 * quartiles[2]),
             iterations=self._each * len(times),
-            operations=operations(case),
-            bytes_moved=bytes_moved(case),
+            operations=operations(case) if case.backbone == "conv4" else None,
+            bytes_moved=bytes_moved(case) if case.backbone == "conv4" else None,
             first_step_seconds=self._first,
             peak_allocated=peak_allocated,
             peak_reserved=peak_reserved,
@@ -131,28 +134,37 @@ class Timing:
 
 def _check_memory(case: Case) -> None:
     """Raise an error for a case that is too large for the memory, before anything of that size is allocated."""
-    sizes = {name: getattr(case, name) for name in ("ways", "shots", "queries", "tasks", "steps", "filters")}
-    check_memory_for(RunConfig(**sizes, val_tasks=2, test_tasks=2), case.image, case.device)
+    names = ("ways", "shots", "queries", "tasks", "steps", "filters")
+    config = RunConfig(**{name: getattr(case, name) for name in names}, val_tasks=2, test_tasks=2)
+    if case.backbone != "conv4":
+        config = replace(config, filters=RunConfig.filters, backbone=case.backbone)
+    check_memory_for(config, case.image, case.device, allowed={case.backbone})
 
 
 def prepare(case: Case) -> tuple[Step, tuple[Learner, MetaState] | None]:
     """Return one meta-iteration as a function of its tasks and, for our library, learner and state."""
     if case.library != "gradshare":
-        return rivals.meta_step(case, RATE, INNER_RATE), None
+        return rivals.meta_step(case, network(case), RATE, INNER_RATE), None
     learner, state = build(case)
     adam = optimiser(state, RATE)
     if case.engine == "graph":
-        return GraphedStep(learner, state, adam), (learner, state)
-    return lambda episodes: meta_step(learner, state, adam, episodes), (learner, state)
+        return GraphedStep(learner, state, adam, checkpoint=case.checkpoint), (learner, state)
+    return lambda episodes: meta_step(learner, state, adam, episodes, checkpoint=case.checkpoint), (learner, state)
 
 
 def build(case: Case) -> tuple[Learner, MetaState]:
     """Return our learner and its state, on the device of the case."""
     sharing = GradientSharing() if case.arm == "shared" else None
-    model = Conv4(case.ways, case.filters, case.image)
-    learner = METHODS[case.method](model, inner_lr=INNER_RATE, steps=case.steps, sharing=sharing)
-    learner = learner.to(case.device) if case.precision == "float32" else learner.to(case.device, case.precision)
+    learner = METHODS[case.method](network(case), inner_lr=INNER_RATE, steps=case.steps, sharing=sharing)
+    learner = learner.to(case.device, case.precision, compiled=case.engine == "compiled")
     return learner, learner.init(seed=0)
+
+
+def network(case: Case) -> nn.Module:
+    """The case's network, with its own initial weights."""
+    if case.backbone == "conv4":
+        return Conv4(case.ways, case.filters, case.image)
+    return build_network(RunConfig(ways=case.ways, backbone=case.backbone), case.image, {case.backbone})
 
 
 @lru_cache(maxsize=1)

@@ -43,8 +43,8 @@ class Measurement:
     milliseconds: float  # of one meta-iteration; median over blocks
     quartiles: tuple[float, float]
     iterations: int  # number of timed meta-iterations
-    operations: int  # as `roofline` counts them
-    bytes_moved: int
+    operations: int | None  # as `roofline` counts them, for conv4
+    bytes_moved: int | None
     first_step_seconds: float  # create the learner, compile, record, and run the first meta-iteration
     peak_allocated: int | None = None  # bytes on a GPU, without the data set
     peak_reserved: int | None = None  # the same, with the memory that PyTorch keeps for later
@@ -83,7 +83,11 @@ class Results:
     def share_of_ceiling(self, measurement: Measurement) -> float | None:
         """Return the least possible time as a share of the measured time."""
         ceiling = ceiling_of(measurement.case, self.ceilings)
-        return None if ceiling is None else 1000 * ceiling.floor(measurement.case) / measurement.milliseconds
+        return (
+            None
+            if ceiling is None or measurement.operations is None
+            else 1000 * ceiling.floor(measurement.case) / measurement.milliseconds
+        )
 
     def save(self, path: Path) -> None:
         """Write all results; if that fails, an older file is kept."""
@@ -150,8 +154,8 @@ def row(results: Results, measurement: Measurement) -> dict[str, str]:
         "ms": short(measurement.milliseconds),
         "Quartiles": f"{short(low)}–{short(high)}",
         "Ratio": ABSENT if ratio is None or case.library in RIVALS else f"{ratio:.2f}",
-        "TFLOP": short(measurement.operations / 1e12),
-        "GB": short(measurement.bytes_moved / 1e9),
+        "TFLOP": ABSENT if measurement.operations is None else short(measurement.operations / 1e12),
+        "GB": ABSENT if measurement.bytes_moved is None else short(measurement.bytes_moved / 1e9),
         "Of ceiling": ABSENT if share is None else f"{100 * share:.3g} %",
         "GiB": _memory(measurement),
         "First step": f"{measurement.first_step_seconds:.1f} s",

@@ -1,7 +1,7 @@
 """The same MAML step in other libraries, written like their own few-shot examples, and as fast as we know how.
 
-The work is the same: the same network (`gs.Conv4`: plain `nn.Conv2d`, and `nn.BatchNorm2d` with the statistics of the
-batch), the same adapted weights (gain and bias of batch norm are meta-learned, not adapted), the same loss, second
+The work is the same: the same network (for `gs.Conv4` plain `nn.Conv2d`, and `nn.BatchNorm2d` with the statistics of
+the batch), the same adapted weights (gain and bias of batch norm are meta-learned, not adapted), the same loss, second
 order, and Adam. A test checks that their meta-gradients equal ours. They have no gradient sharing, so they are timed
 without it.
 """
@@ -17,10 +17,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradshare.bench.cases import RIVALS, Case, Library
 from gradshare.bench.roofline import tf32_products
-from gradshare.engine.networks import Conv4
+from gradshare.engine.vmapped import norms, prepare
 from gradshare.errors import UserError
 from gradshare.method.episodes import Episodes
 
@@ -50,15 +51,15 @@ def versions() -> dict[str, str]:
     return found
 
 
-def meta_step(case: Case, rate: float, inner_rate: float) -> Callable[[Episodes], None]:
+def meta_step(case: Case, network: nn.Module, rate: float, inner_rate: float) -> Callable[[Episodes], None]:
     """Return a function that runs a whole meta-iteration with a rival: inner loop of each task, meta-gradient, Adam."""
-    network = Conv4(case.ways, case.filters, case.image).to(case.device)
+    network = prepare(network).to(case.device)
     gradient = GRADIENTS[case.library](network, case.steps, inner_rate)
     adam = torch.optim.Adam(network.parameters(), lr=rate, fused=case.device != "cpu")
 
     def step(episodes: Episodes) -> None:
         adam.zero_grad()
-        with _precision(case):
+        with _precision(case), sdpa_kernel(SDPBackend.MATH):  # other attention has no second derivative
             gradient(episodes)
         adam.step()
 
@@ -72,7 +73,7 @@ def _precision(case: Case) -> AbstractContextManager[Any]:
     return tf32_products(case.precision == "tf32") if case.device != "cpu" else nullcontext()
 
 
-def with_higher(network: Conv4, steps: int, inner_rate: float) -> Callable[[Episodes], None]:
+def with_higher(network: nn.Module, steps: int, inner_rate: float) -> Callable[[Episodes], None]:
     """Use `higher.innerloop_ctx` and a backward pass for each task, as in its examples/maml-omniglot.py.
 
     higher differentiates an inner loss with respect to all weights of the network, also those that the inner optimiser
@@ -80,7 +81,8 @@ def with_higher(network: Conv4, steps: int, inner_rate: float) -> Callable[[Epis
     find their other uses: 1 + 2 + ... + K steps instead of K. So each step gets its own views of them.
     """
     higher = load("higher")
-    unchanged = [name.startswith("norms") for name, _ in network.named_parameters()]
+    layers = norms(network)
+    unchanged = [name.rpartition(".")[0] in layers for name, _ in network.named_parameters()]
     inner = torch.optim.SGD(_adapted(network).parameters(), lr=inner_rate)
 
     def gradient(episodes: Episodes) -> None:
@@ -99,7 +101,7 @@ def with_higher(network: Conv4, steps: int, inner_rate: float) -> Callable[[Epis
     return gradient
 
 
-def with_torchopt(network: Conv4, steps: int, inner_rate: float) -> Callable[[Episodes], None]:
+def with_torchopt(network: nn.Module, steps: int, inner_rate: float) -> Callable[[Episodes], None]:
     """Use `torchopt.MetaSGD` and one backward pass for all tasks, as in its examples/few-shot/maml_omniglot.py."""
     torchopt = load("torchopt")
     inner = torchopt.MetaSGD(_adapted(network), lr=inner_rate)
@@ -120,12 +122,16 @@ def with_torchopt(network: Conv4, steps: int, inner_rate: float) -> Callable[[Ep
     return gradient
 
 
-def _adapted(network: Conv4) -> nn.ModuleList:
-    """The network's own layers whose weights the inner loop changes."""
-    return nn.ModuleList([*network.convs, network.head])
+def _adapted(network: nn.Module) -> nn.Module:
+    """The network's own layers whose weights the inner loop changes: all but batch norm."""
+    layers = norms(network)
+    if not layers:
+        return network
+    own = [layer for name, layer in network.named_modules() if layer._parameters and name not in layers]
+    return nn.ModuleList(own)
 
 
-GRADIENTS: dict[str, Callable[[Conv4, int, float], Callable[[Episodes], None]]] = {
+GRADIENTS: dict[str, Callable[[nn.Module, int, float], Callable[[Episodes], None]]] = {
     "higher": with_higher,
     "torchopt": with_torchopt,
 }

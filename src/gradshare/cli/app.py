@@ -134,14 +134,14 @@ class _Train:
                 self.run(group.from_first(self.config), group, go_on)
 
     def run(self, config: RunConfig, group: Group, go_on: str) -> None:
-        from gradshare.runs.build import choice_for, run
+        from gradshare.runs.build import choice_for, run, with_share
         from gradshare.runs.torchrun import first_of_machine_first
 
         group.share(config.tasks)  # raises an error if there are more processes than tasks
         with first_of_machine_first(group):
             dataset = load_data(config.dataset, config.pixels)
         if group.first:
-            say(str(choice_for(config, group)))
+            say(str(with_share(choice_for(config, group), config, dataset.image, self.own)))
         with says_how_to_go_on(go_on) if group.first else nullcontext():
             run(config, self.folder, self.resume, None, dataset, group, self.own, self.log)
 

@@ -27,6 +27,7 @@ from gradshare.cli.options import SEVERAL
 from gradshare.cli.waiting import bar, stoppable
 from gradshare.errors import MOST_THREADS, UserError, check_range, say
 from gradshare.files import check_output
+from gradshare.runs.config import check_backbone
 
 RESULTS = b'{\n "version"'  # how a file of results begins
 ROUNDS = 10  # on a CPU, where cases take turns
@@ -41,13 +42,17 @@ class Benchmark:
     """Setting: the paper's four (84x84x3, 5-way, 5 inner steps, 48 filters), the default on a GPU; or cpu (5task-1shot
     at 28x28x1), the default on a CPU."""
     methods: Annotated[tuple[Method, ...], SEVERAL] = ("maml", "metasgd", "mamlpp")
-    """Algorithms; momentum and adam are MAML with that inner optimiser."""
+    """Algorithms; momentum and adam are MAML with that inner optimiser, adaptnorm is MAML that adapts batch norm."""
     arms: Annotated[tuple[Arm, ...], SEVERAL] = ("original", "shared")
     """Without sharing (original), with it (shared), or both."""
+    backbone: str = "conv4"
+    """Network: conv4, resnet12, vit, or one of your own, package.module:Class, called with (ways, image)."""
     engines: Annotated[tuple[Engine, ...], SEVERAL] = ()
-    """eager: operation by operation, all that a CPU has; graph: one CUDA graph. By default all there are."""
+    """eager: operation by operation; graph: one CUDA graph; compiled: on a CPU, programs of the network. By default
+    those of the device; compiled only for other networks than conv4."""
     precisions: Annotated[tuple[Precision, ...], SEVERAL] = ()
-    """float32: PyTorch's operations, all that a CPU has; tf32 and bf16: our GPU kernels, the default on a GPU."""
+    """float32: PyTorch's operations, all that a CPU has; tf32 and bf16, the default on a GPU: our kernels for conv4,
+    compiled programs for other networks."""
     rivals: bool | None = None
     """Also time the other libraries (pip install 'gradshare[bench]'); by default only without --sweep."""
     sweep: SweepName | None = None
@@ -82,6 +87,8 @@ class Benchmark:
             raise UserError("--values needs --sweep: say what to vary, such as --sweep tasks")
         if not (self.methods and self.arms):
             raise UserError("there is nothing to time: give at least one value to --methods and to --arms")
+        if self.backbone != "conv4" and self.filters is not None:
+            raise UserError(f"only conv4 has a choice of filters, not {self.backbone}: leave --filters out")
         check_range("iterations", 1 if self.iterations is None else self.iterations, 1)
         check_range("eval_tasks", self.eval_tasks, 0)
         check_range("threads", self.threads, 0, MOST_THREADS)
@@ -93,7 +100,8 @@ class Benchmark:
 
     def cases(self, device: str) -> list[Case]:
         """All that is to be timed on a device."""
-        engines: tuple[Engine, ...] = self.engines or (("graph", "eager") if device == "cuda" else ("eager",))
+        on_cpu: tuple[Engine, ...] = ("eager",) if self.backbone == "conv4" else ("eager", "compiled")
+        engines: tuple[Engine, ...] = self.engines or (("graph", "eager") if device == "cuda" else on_cpu)
         rivals = self.sweep is None if self.rivals is None else self.rivals
         chosen = (self.methods, self.arms, engines, self.precisions_on(device), rivals)
         return [case for setting in self._settings(device) for case in cases_of(setting, *chosen)]
@@ -102,6 +110,7 @@ class Benchmark:
         sizes = {name: getattr(self, name) for name in ("tasks", "shots", "queries", "steps", "filters")}
         changed = {name: value for name, value in sizes.items() if value is not None}
         shapes = self.shape or (PAPER if device == "cuda" else ("cpu",))
+        changed["backbone"] = check_backbone(self.backbone)
         settings = [{**SHAPES[name], **changed, "device": device} for name in shapes]
         if self.size is not None:
             settings = [swept(setting, "size", self.size) for setting in settings]

@@ -1,4 +1,4 @@
-"""The one place that chooses how a module runs: by our GPU kernels, by our CPU code, or by PyTorch's operations."""
+"""The one place that chooses how a module runs: GPU kernels, CPU code, compiled programs, or PyTorch's operations."""
 
 from __future__ import annotations
 
@@ -15,16 +15,24 @@ from gradshare.method.network import Network
 Precision = Literal["float32", "tf32", "bf16"]
 
 
-def backend(module: nn.Module, adapted: tuple[str, ...], any_layout: bool, precision: Precision) -> Network:
+def backend(
+    module: nn.Module, adapted: tuple[str, ...], any_layout: bool, precision: Precision, kernels: bool, compiled: bool
+) -> Network:
     """How to run a module on many tasks.
 
     Args:
         adapted: names of the weights that the inner loop moves.
         any_layout: whether the inner rule accepts all weights as one vector.
-        precision: `"float32"`: PyTorch's operations, or our own for Conv4 on a CPU; `"tf32"` and `"bf16"`: GPU kernels.
+        precision: `"float32"`, or on a GPU `"tf32"`, or `"bf16"`.
+        kernels: whether our GPU kernels for Conv4 can run it.
+        compiled: whether to compile it in float32 too, as the other precisions always do without kernels.
     """
-    if precision == "float32":
+    if precision == "float32" and not compiled:
         return CpuConv4(module, adapted)
+    if precision == "float32" or not kernels:
+        from gradshare.engine.traced import Traced
+
+        return Traced(module, adapted, torch.bfloat16 if precision == "bf16" else None, tf32=precision == "tf32")
     assert isinstance(module, Conv4)
     from gradshare.engine.conv4.triton.packed import TritonConv4
 

@@ -19,7 +19,7 @@ from gradshare.engine.backends import Precision
 from gradshare.engine.crowding import sleep_when_crowded
 from gradshare.errors import MOST_THREADS, UserError, short_repr
 
-Engine = Literal["auto", "eager", "graph"]
+Engine = Literal["auto", "eager", "graph", "compiled"]
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,14 @@ class Choice:
     """What `auto` means on this machine."""
 
     device: str  # cpu, cuda, or one GPU of several, such as cuda:1
-    engine: Literal["eager", "graph"]
+    engine: Literal["eager", "graph", "compiled"]
     precision: Precision
     threads: int
     deterministic: bool = False
     processes: int = 1
     no_kernels: str | None = None  # why our GPU kernels cannot be used; None if they can
     apart: str | None = None  # what PyTorch's operations do in a run on our GPU kernels; None: nothing of weight
+    share: str | None = None  # how much of the network is in compiled programs; None: not known
 
     @property
     def on_gpu(self) -> bool:
@@ -44,18 +45,26 @@ class Choice:
         several = "" if self.processes == 1 else f"{self.processes} processes, each "
         if not self.on_gpu:
             same = "; the same bits in every run, as always on a CPU" if self.deterministic else ""
-            return f"{several}on the CPU, {self.threads} thread{'s' * (self.threads > 1)}, float32{same}"
+            how = f", {self._programs}" if self.engine == "compiled" else ""
+            return f"{several}on the CPU, {self.threads} thread{'s' * (self.threads > 1)}, float32{how}{same}"
         engine = "one CUDA graph a meta-iteration" if self.engine == "graph" else "operation by operation"
         same = "; the same bits in every run" if self.deterministic else ""
         return f"{several}on {torch.cuda.get_device_name(self.device)}, {engine}, {self._arithmetic}{same}"
 
     @property
     def _arithmetic(self) -> str:
+        if self.precision != "float32" and self.no_kernels is not None:
+            how = f"{self._programs} in {self.precision}; weights, sums and statistics in float32"
+            return f"{how}; not our kernels: {self.no_kernels}"
         if self.precision != "float32":
             apart = "" if self.apart is None else f"; {self.apart} by PyTorch's operations, one weight after the other"
             return f"our kernels in {self.precision}; weights, sums and statistics in float32{apart}"
         reason = "as asked" if self.no_kernels is None else f"not our kernels: {self.no_kernels}"
         return f"PyTorch's operations in float32, {reason}"
+
+    @property
+    def _programs(self) -> str:
+        return "compiled programs" + ("" if self.share is None else f" ({self.share})")
 
 
 def choose(
@@ -74,6 +83,7 @@ def choose(
         threads: CPU threads; 0: as many as OMP_NUM_THREADS says; if it is not set, one for each core that this process
             may use, shared with the other local processes.
         processes: how many work on the run, on all machines; `local_processes`: on this one.
+        engine: graph: a CUDA graph; compiled: on a CPU, compiled programs instead of PyTorch's operations.
         no_kernels: why our GPU kernels do not support the learner; None if they do, as far as the caller knows.
 
     Example:
@@ -82,13 +92,14 @@ def choose(
     """
     place = _device(device, processes, local_processes)
     on_gpu = place != "cpu"
-    no_kernels = "there is no GPU in use" if not on_gpu else no_kernels or backends.not_installed()
+    missing = backends.not_installed() if on_gpu else "there is no GPU in use"
+    no_kernels = missing or no_kernels
     if precision not in ("auto", *get_args(Precision)):
         raise UserError(f"a precision is auto, {', '.join(get_args(Precision))}, not {short_repr(precision)}")
     if precision == "auto":
         precision = "tf32" if no_kernels is None else "float32"
-    elif precision != "float32" and no_kernels is not None:
-        raise UserError(f"precision {precision} needs the GPU kernels, and {no_kernels}: use precision float32")
+    elif precision != "float32" and missing is not None:
+        raise UserError(f"precision {precision} needs programs for a GPU, and {missing}: use precision float32")
     cores = max(1, own_cores() // local_processes)
     threads = threads or threads_asked() or cores
     if processes > 1:
@@ -132,11 +143,15 @@ def check_device(device: torch.device | str) -> torch.device:
     return place
 
 
-def _engine(engine: str, on_gpu: bool, processes: int) -> Literal["eager", "graph"]:
+def _engine(engine: str, on_gpu: bool, processes: int) -> Literal["eager", "graph", "compiled"]:
     if engine == "auto":
         return "graph" if on_gpu and processes == 1 else "eager"
     if engine == "eager":
         return "eager"
+    if engine == "compiled":
+        if on_gpu:
+            raise UserError("engine compiled is for a CPU: on a GPU, precisions tf32 and bf16 compile the network")
+        return "compiled"
     if engine != "graph":
         raise UserError(f"an engine is one of {', '.join(get_args(Engine))}, not {short_repr(engine)}")
     if not on_gpu:

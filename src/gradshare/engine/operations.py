@@ -26,7 +26,7 @@ map, applied to (v, vw, vb), is
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ from gradshare.errors import UserError
 aten = torch.ops.aten
 
 
-class Geometry(NamedTuple):
+class Options(NamedTuple):
     """The options of a convolution, in the order in which PyTorch's operators take them."""
 
     stride: list[int]
@@ -48,11 +48,31 @@ class Geometry(NamedTuple):
     groups: int
 
 
+class Maps(Protocol):
+    """A convolution and its two gradients, by some kernels; every order of derivative is made of the two functions."""
+
+    def conv(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        """Convolve images with filters."""
+
+    def gradients(self, g: Tensor, x: Tensor, w: Tensor, to_x: bool, to_w: bool) -> tuple[Tensor, Tensor]:
+        """Those with respect to images and filters, as far as they are wanted."""
+
+
+class Geometry(Options):
+    """The same, computed by PyTorch's kernels."""
+
+    def conv(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return aten.convolution(plain_strides(x), plain_strides(w), b, *self)
+
+    def gradients(self, g: Tensor, x: Tensor, w: Tensor, to_x: bool, to_w: bool) -> tuple[Tensor, Tensor]:
+        return conv_backward(g, x, w, self, [to_x, to_w, False])[:2]  # type: ignore[return-value]
+
+
 def conv(
     x: Tensor,  # [n, C, ...]
     w: Tensor,  # [O, C/groups, ...], or transposed [C, O/groups, ...]
     b: Tensor | None,  # [O]
-    geometry: Geometry,
+    geometry: Maps,
 ) -> Tensor:  # [n, O, ...]
     """Convolve images with filters; differentiable to any order."""
     return _Conv.apply(x, w, b, geometry)
@@ -77,7 +97,7 @@ def plain_strides(x: Tensor) -> Tensor:
     return x.as_strided(x.shape, strides)
 
 
-def conv_backward(g: Tensor, x: Tensor, w: Tensor, geometry: Geometry, wanted: list[bool]) -> tuple[Tensor, ...]:
+def conv_backward(g: Tensor, x: Tensor, w: Tensor, geometry: Options, wanted: list[bool]) -> tuple[Tensor, ...]:
     """Return the gradients with respect to images, filters and bias, from PyTorch's kernels."""
     if len(w) == 1:  # with one filter in float64, PyTorch raises an error for channels last
         g, x, w = g.contiguous(), x.contiguous(), w.contiguous()
@@ -86,10 +106,10 @@ def conv_backward(g: Tensor, x: Tensor, w: Tensor, geometry: Geometry, wanted: l
 
 class _Conv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, geometry: Maps) -> Tensor:
         ctx.save_for_backward(x, w)
         ctx.geometry = geometry
-        return aten.convolution(plain_strides(x), plain_strides(w), b, *geometry)
+        return geometry.conv(x, w, b)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -109,12 +129,11 @@ class _BothGradients(torch.autograd.Function):
     """Both gradients in one call of PyTorch's kernel, because most callers need both."""
 
     @staticmethod
-    def forward(ctx: Any, g: Tensor, x: Tensor, w: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, g: Tensor, x: Tensor, w: Tensor, geometry: Maps) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(g, x, w)
         ctx.geometry = geometry
         ctx.set_materialize_grads(False)
-        images, filters, _ = conv_backward(g, x, w, geometry, [True, True, False])
-        return images, filters
+        return geometry.gradients(g, x, w, True, True)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor | None, u: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -132,7 +151,7 @@ class _BothGradients(torch.autograd.Function):
 
 
 def _derivative_of_images(
-    v: Tensor, g: Tensor, w: Tensor, geometry: Geometry, to_g: bool, to_w: bool
+    v: Tensor, g: Tensor, w: Tensor, geometry: Maps, to_g: bool, to_w: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     return (
         _Conv.apply(v, w, None, geometry) if to_g else None,
@@ -141,7 +160,7 @@ def _derivative_of_images(
 
 
 def _derivative_of_filters(
-    v: Tensor, g: Tensor, x: Tensor, geometry: Geometry, to_g: bool, to_x: bool
+    v: Tensor, g: Tensor, x: Tensor, geometry: Maps, to_g: bool, to_x: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
         v = v.contiguous(memory_format=torch.channels_last)  # once here, or each of the two calls below would convert
@@ -153,10 +172,10 @@ def _derivative_of_filters(
 
 class _ImagesGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, g: Tensor, w: Tensor, x: Tensor, geometry: Geometry) -> Tensor:  # only x's shape is used
+    def forward(ctx: Any, g: Tensor, w: Tensor, x: Tensor, geometry: Maps) -> Tensor:  # only x's shape is used
         ctx.save_for_backward(g, w)
         ctx.geometry = geometry
-        return conv_backward(g, x, w, geometry, [True, False, False])[0]
+        return geometry.gradients(g, x, w, True, False)[0]
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
@@ -167,10 +186,10 @@ class _ImagesGradient(torch.autograd.Function):
 
 class _FiltersGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, g: Tensor, x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:  # only w's shape is used
+    def forward(ctx: Any, g: Tensor, x: Tensor, w: Tensor, geometry: Maps) -> Tensor:  # only w's shape is used
         ctx.save_for_backward(g, x)
         ctx.geometry = geometry
-        return conv_backward(g, x, w, geometry, [False, True, False])[1]
+        return geometry.gradients(g, x, w, False, True)[1]
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:

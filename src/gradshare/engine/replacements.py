@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from gradshare.engine import operations
 from gradshare.engine.operations import Geometry, conv, plain_strides
@@ -58,6 +59,26 @@ def _unfold(tasks: int, x: Tensor) -> Tensor:
     return x.unflatten(1, (tasks, -1)).transpose(0, 1)
 
 
+def promoted(function: Any, arguments: Any) -> Any:
+    """Arguments of a function that has no form, all in the widest of their types, as element-wise functions do.
+
+    What writes into its first argument keeps it.
+    """
+    name = getattr(function, "__name__", "")
+    if name.startswith(("__i", "__set")) or (name.endswith("_") and not name.endswith("__")):
+        return arguments
+    kinds = {x.dtype for x in tree_leaves(arguments) if isinstance(x, Tensor) and x.is_floating_point()}
+    if len(kinds) < 2:
+        return arguments
+    return cast(arguments, max(kinds, key=lambda kind: kind.itemsize))
+
+
+def cast(arguments: Any, kind: torch.dtype) -> Any:
+    return tree_map(
+        lambda x: x.to(kind) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != kind else x, arguments
+    )
+
+
 def batch_norm(
     input: Tensor,
     running_mean: Tensor | None = None,
@@ -84,8 +105,14 @@ def batch_norm(
     return _AllTasks.apply(all_tasks, input, gain, shift)
 
 
+def wide(x: Tensor) -> Tensor:
+    """Values as statistics and sums are taken of them: bfloat16 as float32."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
 def moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:  # [n, C, ...] -> [C], [C]
     """Mean and biased variance of each channel over the real examples."""
+    x = wide(x)
     dims = [0, *range(2, x.dim())]
     if mask is None:
         return x.mean(dims), x.var(dims, correction=0)
@@ -106,8 +133,8 @@ def _normalised(
     x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
     scale = torch.rsqrt(variance + eps) if weight is None else torch.rsqrt(variance + eps) * weight
-    y = (x - _of_channels(mean, x)) * _of_channels(scale, x)
-    return y if bias is None else y + _of_channels(bias, x)
+    y = (wide(x) - _of_channels(mean, x)) * _of_channels(scale, x)
+    return (y if bias is None else y + _of_channels(bias, x)).to(x.dtype)
 
 
 def masked_norms(mask: Tensor, fewest: int | None) -> dict[Any, Callable[..., Tensor]]:

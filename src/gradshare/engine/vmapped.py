@@ -24,7 +24,14 @@ from torch.overrides import TorchFunctionMode
 
 from gradshare.engine.networks import start_statistics
 from gradshare.engine.recurrent import RECURRENT, weights_kept
-from gradshare.engine.replacements import FIXED_NORMS, REPLACED, dropout_message, masked_norms, moments
+from gradshare.engine.replacements import (
+    FIXED_NORMS,
+    REPLACED,
+    dropout_message,
+    masked_norms,
+    moments,
+    promoted,
+)
 from gradshare.errors import UserError, out_of_memory
 from gradshare.method.episodes import Inputs, map_inputs, tensors_of
 from gradshare.method.rules import Rule, Tree, Weights
@@ -124,7 +131,8 @@ class VmapBackend:
     def __init__(self, module: nn.Module, adapted: tuple[str, ...], fixed_norms: bool = False) -> None:
         self.module, self.adapted = module, adapted
         self._fixed_norms = fixed_norms
-        self._functions = {**FUNCTIONS, **FIXED_NORMS} if fixed_norms else FUNCTIONS
+        self._functions: dict[Any, Any] = {**FUNCTIONS, **FIXED_NORMS} if fixed_norms else FUNCTIONS
+        self._promotes = False  # whether activations may have another type than weights
         self._tied = _tied(module)
         self._spread: dict[
             int | frozenset[str], bool
@@ -194,7 +202,7 @@ class VmapBackend:
             functions = self._functions
             if mask is not None and not self._fixed_norms:
                 functions = {**functions, **masked_norms(mask, given.fewest)}
-            with _Replacing(functions), _watching(norms(self.module) if watch else {}, mask) as seen:
+            with _Replacing(functions, self._promotes), _watching(norms(self.module) if watch else {}, mask) as seen:
                 values = {**buffers, **shared, **fast}
                 values |= {name: values[first] for name, first in self._tied.items() if first in values}
                 after = dict(values)  # functional_call puts in what the module has then
@@ -399,12 +407,17 @@ def _mirrored(x: Tensor) -> Tensor:
 
 
 class _Replacing(TorchFunctionMode):
-    def __init__(self, functions: Mapping[Any, Any]) -> None:
+    def __init__(self, functions: Mapping[Any, Any], promotes: bool) -> None:
         super().__init__()
-        self.functions = functions
+        self.functions, self.promotes = functions, promotes
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.functions.get(func, func)(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func in self.functions:
+            return self.functions[func](*args, **kwargs)
+        if self.promotes:
+            args, kwargs = promoted(func, (args, kwargs))
+        return func(*args, **kwargs)
 
 
 def _of_other_types(error: Exception, x: Inputs, fast: Mapping[str, Tensor]) -> UserError | None:

@@ -14,8 +14,9 @@ from gradshare.engine import backends, vmapped
 from gradshare.engine.backends import Precision
 from gradshare.engine.choose import check_device
 from gradshare.engine.processes import ALONE, Group
+from gradshare.engine.traced import Batch, Scores, Traced
 from gradshare.errors import MOST_SEED, UserError, check_whole, short_repr
-from gradshare.method.adapt import adapt
+from gradshare.method.adapt import adapt, gradients_of
 from gradshare.method.episodes import Episodes, Inputs, check_examples, check_inputs, check_mask, map_inputs, tensors_of
 from gradshare.method.heads import prototype_head
 from gradshare.method.losses import Loss, accuracy, task_losses
@@ -71,7 +72,7 @@ class Learner:
     step_weights: tuple[float, ...] = ()  # weight of the query loss after each inner step; empty: the last step alone
     schedule: Callable[[int], dict[str, object]] | None = None  # epoch -> fields that differ in that epoch
     final_outer_rate: float = 1.0  # end of a cosine on the outer rate, as a share of its start; 1: constant
-    precision: Precision = "float32"  # tf32 and bf16: the GPU kernels, where they fit
+    precision: Precision = "float32"  # tf32 and bf16: the GPU kernels, where they fit, else compiled programs
     group: Group = ALONE  # the processes that the tasks of a batch are spread over
     inner_loss: Loss | None = None  # of the inner loop; None: the same as `loss`
     algorithm: str = "maml"  # the function that made it
@@ -79,6 +80,7 @@ class Learner:
     head: tuple[str, ...] = ()  # names of the head's weights, unless they are learned as all others are
     ways: int | None = None  # outputs of a head that starts at prototypes; None: as many as the labels say
     outer: Literal["gradient", "reptile"] = "gradient"  # what the outer optimiser gets as the gradient
+    compiled: bool = False  # in float32 too
 
     def __repr__(self) -> str:
         weights = sum(weight.numel() for weight in self.module.parameters())
@@ -98,21 +100,20 @@ class Learner:
             return self
         return replace(self, **cast(Any, self.schedule(epoch)))
 
-    def to(self, device: torch.device | str, precision: Precision = "float32") -> Learner:
+    def to(self, device: torch.device | str, precision: Precision = "float32", compiled: bool = False) -> Learner:
         """The same learner with the model's constants on another device.
 
         Args:
-            precision: `"float32"` runs any module by PyTorch's own operations. `"tf32"` and `"bf16"` run `Conv4` by our
-                GPU kernels, with weights, sums and statistics in float32 and the products of convolutions in TF32, or
-                activations in bfloat16. A module that the kernels cannot run is an error that says why.
+            precision: `"float32"` runs any module by PyTorch's own operations. `"tf32"` (on a GPU) and `"bf16"` have
+                the products of convolutions, linear layers and attention in TF32, or all activations in bfloat16;
+                weights, sums and statistics stay float32. `Conv4` runs by our GPU kernels where they fit, and any
+                other module as compiled programs: see docs/performance.md.
+            compiled: compile it in float32 too. The first step takes a minute or so; later processes are faster.
         """
-        moved = replace(self, module=vmapped.prepare(self.module).to(check_device(device)), precision=precision)
-        if precision != "float32":
-            reason = backends.lacking(moved.module, moved.adapted)
-            if self.head_start == "prototypes":
-                reason = "they know a head of one size, and that of proto_maml follows the task"
-            if reason is not None:
-                raise UserError(f"precision {precision} needs the GPU kernels: {reason}; use precision float32")
+        place = check_device(device)
+        moved = replace(self, module=vmapped.prepare(self.module).to(place), precision=precision, compiled=compiled)
+        if precision == "tf32" and place.type == "cpu" and not moved._kernels:
+            raise UserError("precision tf32 is arithmetic of NVIDIA GPUs: use precision float32 on a CPU")
         return moved
 
     def over(self, group: Group) -> Learner:
@@ -128,7 +129,15 @@ class Learner:
     def network(self) -> Network:
         """How the module is run."""
         any_layout = getattr(self.rule, "any_layout", False)
-        return backends.backend(self.module, self.adapted, any_layout, self.precision)
+        how = self.precision, self._kernels, self.compiled
+        return backends.backend(self.module, self.adapted, any_layout, *how)
+
+    @cached_property
+    def _kernels(self) -> bool:
+        """Whether our GPU kernels run it."""
+        if self.precision == "float32" or self.head_start == "prototypes":  # whose head has the size that a task has
+            return False
+        return backends.lacking(self.module, self.adapted) is None
 
     @cached_property
     def _general(self) -> vmapped.VmapBackend:
@@ -140,6 +149,15 @@ class Learner:
         """The module with batch norm's running statistics among the weights of a task."""
         names = (*self.adapted, *vmapped.statistics_of(self.module))
         return vmapped.VmapBackend(vmapped.with_fixed_norms(self.module), names, fixed_norms=True)
+
+    def programs_share(self, x: Tensor, y: Tensor) -> str | None:  # [tasks, n, ...], [tasks, n]
+        """How much of an inner step is in compiled programs, for people; None for a learner that has none."""
+        network, state = self.network, self.init()
+        if not isinstance(network, Traced):
+            return None
+        shared, inputs = self._shared_of_steps(state)[0], network.inputs(x)
+        fast = self._fast(network.start(self._start(state)), shared, inputs, y, None, training=True)
+        return network.share(fast, shared, Batch(inputs, y, None, self._inner_loss))
 
     def init(self, seed: int | None = None) -> MetaState:
         """The state before training.
@@ -195,12 +213,32 @@ class Learner:
         total: Tensor | float = 0.0
         for step, weight in enumerate(weights):
             if weight or step == self.steps - 1:
-                logits = self.network.forward(trajectory[step], shared[step], query_x, inner=False)
-                losses = self.losses(logits, episodes.query_y, mask)
-                total = total + weight * (episodes.tasks / batch) * losses.mean()
+                scores = self._scores(trajectory[step], shared[step], query_x, episodes.query_y, mask)
+                total = total + weight * (episodes.tasks / batch) * scores.mean
         assert isinstance(total, Tensor)
-        share = accuracy(logits, episodes.query_y, mask)
-        return Outcome(total, losses.detach(), share, self.network.unpack(memory)), trajectory[-1]
+        share = accuracy(scores.outputs, episodes.query_y, mask)
+        return Outcome(total, scores.losses, share, self.network.unpack(memory)), trajectory[-1]
+
+    def _scores(self, fast: Weights, shared: Weights, inputs: Any, y: Tensor, mask: Tensor | None) -> Scores:
+        """The query losses of every task at these weights."""
+        if isinstance(self.network, Traced) and torch.is_grad_enabled():
+            return self.network.scores(fast, shared, Batch(inputs, y, mask, self.loss))
+        logits = self.network.forward(fast, shared, inputs, inner=False)
+        losses = self.losses(logits, y, mask)
+        return Scores(losses.mean(), losses.detach(), logits)
+
+    def _support_gradients(
+        self, fast: Weights, shared: Weights, inputs: Any, y: Tensor, mask: Tensor | None, create_graph: bool
+    ) -> Weights:
+        """The support gradients of every task at these weights, in training."""
+        if isinstance(self.network, Traced):
+            return self.network.gradients(fast, shared, Batch(inputs, y, mask, self._inner_loss), create_graph)
+        logits = self.network.forward(fast, shared, inputs, inner=True)
+        return gradients_of(self.losses(logits, y, mask, inner=True), fast, create_graph)
+
+    @property
+    def _inner_loss(self) -> Loss:
+        return self.loss if self.inner_loss is None else self.inner_loss
 
     def adapt(
         self,
@@ -333,13 +371,16 @@ class Learner:
         inputs = network.inputs(x, mask)
         total = (sum_of_tasks if alone else self.group.sum_tasks) if training else None
 
-        def support_losses(fast: Weights, k: int) -> Tensor:
-            return self.losses(network.forward(fast, shared[k], inputs, inner=True), y, mask, inner=True)
+        def support_gradients(fast: Weights, k: int, create_graph: bool) -> Weights:
+            if training:
+                return self._support_gradients(fast, shared[k], inputs, y, mask, create_graph)
+            losses = self.losses(network.forward(fast, shared[k], inputs, inner=True), y, mask, inner=True)
+            return gradients_of(losses, fast, create_graph)  # other sizes than in training: not worth compiling
 
         with vmapped.explaining("model"):
             found = adapt(
                 self._fast(network.start(self._start(state)), shared[0], inputs, y, mask, training),
-                support_losses,
+                support_gradients,
                 self._rule(),
                 network.pack(state.learned),
                 network.pack(state.memory),
@@ -352,7 +393,7 @@ class Learner:
     def _rule(self) -> Rule:
         """The rule in the network's layout; until it has run once, with a look at what it computes."""
         rule, any_layout = self.rule, getattr(self.rule, "any_layout", False)
-        if "_rule_seen" not in vars(self) and (self.precision == "float32" or not any_layout):  # else by fused programs
+        if "_rule_seen" not in vars(self) and not (self._kernels and any_layout):  # else by fused programs
             rule = checked(rule)
         return self.network.rule(rule, one_process=self.group.size == 1)
 
@@ -450,8 +491,8 @@ class Learner:
         inner: bool = False,
     ) -> Tensor:  # [tasks]
         """The loss of every task, of its real examples alone; with `inner`, the loss of the inner loop."""
-        loss = self.inner_loss if inner and self.inner_loss is not None else self.loss
-        if loss == "cross_entropy" and self.precision != "float32" and not targets.is_floating_point() and mask is None:
+        loss = self._inner_loss if inner else self.loss
+        if loss == "cross_entropy" and self._kernels and not targets.is_floating_point() and mask is None:
             return backends.cross_entropy(logits, targets.long())
         try:
             return task_losses(loss, logits, targets, mask)

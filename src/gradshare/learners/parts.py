@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gradshare.engine.traced import Batch, Traced
 from gradshare.errors import UserError
 from gradshare.learners.learner import Learner, Outcome
-from gradshare.method.adapt import gradients_of
 from gradshare.method.episodes import Episodes
 from gradshare.method.losses import accuracy
 from gradshare.method.rules import NOTHING, InnerStep, Moved, Total, Tree, Weights, stack_memory, sum_of_tasks
@@ -54,8 +54,11 @@ class _Parts:
 
     def __init__(self, learner: Learner, state: MetaState, episodes: Episodes, size: int, sources: _Sources) -> None:
         self.learner, self.network, self.tasks = learner, learner.network, episodes.tasks
-        self.slices = [slice(first, first + size) for first in range(0, episodes.tasks, size)]
+        self.slices = _slices(episodes.tasks, size)
         self.parts = [episodes[one] for one in self.slices]
+        # Compiled programs keep nothing of an inner step: there the query sets need the most memory.
+        self.queries = _slices(episodes.tasks, 1 if isinstance(self.network, Traced) else size)
+        self.episodes = episodes
         self.support = [self.network.inputs(part.support_x, part.support_mask) for part in self.parts]
         self.start = sources.cut(self.network.start(learner._start(state)))
         self.shared = [sources.cut(shared) for shared in learner._shared_of_steps(state)]
@@ -138,14 +141,14 @@ class _Parts:
     ) -> tuple[Tensor, Tensor | None]:
         """Query losses and accuracies after a step. Derivatives are added to `adjoint` and in `shared`, if weighted."""
         losses, right = [], []
-        for tasks, part in zip(self.slices, self.parts, strict=True):
+        for tasks in self.queries:
+            part = self.episodes[tasks]
             fast, inputs = _leaves(after, tasks), self.network.inputs(part.query_x, part.query_mask)
-            logits = self.network.forward(fast, self.shared[k], inputs, inner=False)
-            each = self.learner.losses(logits, part.query_y, part.query_mask)
+            scores = self.learner._scores(fast, self.shared[k], inputs, part.query_y, part.query_mask)
             if weight is not None:
-                _backward([each], [torch.full_like(each, weight)], fast, self.shared[k])
-            losses.append(each.detach())
-            if (share := accuracy(logits, part.query_y, part.query_mask)) is not None:
+                _backward([scores.mean], [torch.full_like(scores.mean, weight * part.tasks)], fast, self.shared[k])
+            losses.append(scores.losses)
+            if (share := accuracy(scores.outputs, part.query_y, part.query_mask)) is not None:
                 right.append(share)
             _add(adjoint, after, tasks, fast)
         return _joined(losses), _joined(right) if right else None
@@ -167,18 +170,29 @@ class _Parts:
         adjoint = _gathered(fast)
         along = _gathered(gradients)
         for number, tasks in enumerate(self.slices) if along else ():
-            own, again = self._support_gradients(step.before, k, number, True)
-            names = [name for name in along if again[name].requires_grad]
-            _backward([again[name] for name in names], [along[name][tasks] for name in names], own, self.shared[k])
+            own = self._second_order(step, k, number, {name: one[tasks] for name, one in along.items()})
             _add(adjoint, step.before, tasks, own)
         return adjoint, _gathered(entering)
+
+    def _second_order(self, step: _Step, k: int, number: int, along: Weights) -> Weights:
+        """The weights of one part of the tasks, as leaves with derivatives of the support gradients along `along`."""
+        own: Weights
+        if isinstance(self.network, Traced):
+            own, part = _leaves(step.before, self.slices[number]), self.parts[number]
+            batch = Batch(self.support[number], part.support_y, part.support_mask, self.learner._inner_loss)
+            back = {name: along.get(name, torch.zeros_like(weight)) for name, weight in own.items()}
+            self.network.add_product(own, self.shared[k], batch, back)
+            return own
+        own, again = self._support_gradients(step.before, k, number, True)
+        names = [name for name in along if again[name].requires_grad]
+        _backward([again[name] for name in names], [along[name] for name in names], own, self.shared[k])
+        return own
 
     def _support_gradients(self, fast: Weights, k: int, number: int, create_graph: bool) -> tuple[Weights, Weights]:
         """The weights of one part of the tasks, as leaves, and the gradients of its support losses."""
         own, part = _leaves(fast, self.slices[number]), self.parts[number]
-        outputs = self.network.forward(own, self.shared[k], self.support[number], inner=True)
-        losses = self.learner.losses(outputs, part.support_y, part.support_mask, inner=True)
-        return own, gradients_of(losses, own, create_graph)
+        support = self.support[number], part.support_y, part.support_mask
+        return own, self.learner._support_gradients(own, self.shared[k], *support, create_graph)
 
     def _update(self, gradients: Weights, fast: Weights, carry: Tree, k: int) -> Moved:
         return self.rule.update(InnerStep(gradients, fast, self.learned, self.memory, carry, k, self.total))
@@ -223,6 +237,10 @@ def _repeatable(learner: Learner, on_gpu: bool) -> Iterator[None]:
 
 def _generators(on_gpu: bool) -> list[Tensor]:
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if on_gpu else [])]
+
+
+def _slices(tasks: int, size: int) -> list[slice]:
+    return [slice(first, first + size) for first in range(0, tasks, size)]
 
 
 def _leaves(weights: Weights, part: slice = slice(None)) -> dict[str, Tensor]:

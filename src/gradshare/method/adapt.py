@@ -10,12 +10,13 @@ from torch import Tensor
 from gradshare.errors import UserError
 from gradshare.method.rules import NOTHING, InnerStep, Rule, Total, Tree, Weights, stack_memory
 
-Losses = Callable[[Weights, int], Tensor]  # (fast weights, inner step) -> the support loss of every task, [tasks]
+# (fast weights, inner step, whether to keep a graph) -> gradient of every task's support loss, {name: [tasks, *shape]}
+Gradients = Callable[[Weights, int, bool], Weights]
 
 
 def adapt(
     fast: Weights,  # {name: [tasks, *shape]}: the adapted weights of each task before the first step
-    support_losses: Losses,
+    support_gradients: Gradients,
     rule: Rule,
     learned: Tree,
     memory: Tree,
@@ -29,7 +30,6 @@ def adapt(
     """
     differentiable = torch.is_grad_enabled()
     create_graph = differentiable and getattr(rule, "second_order", True)
-    ones: Tensor | None = None  # [tasks]
     carry: Tree = NOTHING
     trajectory: list[Weights] = []
     rows: list[Tree] = []
@@ -39,9 +39,7 @@ def adapt(
                 name: w if differentiable and w.requires_grad else w.detach().requires_grad_()
                 for name, w in fast.items()
             }
-            losses = support_losses(fast, k)
-            ones = torch.ones_like(losses) if ones is None else ones
-            gradients = gradients_of(losses, fast, create_graph, ones)
+            gradients = support_gradients(fast, k, create_graph)
         at = InnerStep(gradients, fast, learned, memory, carry, k, total)
         direction, carry, remembered = rule.update(at)
         fast = {name: weight - direction[name] for name, weight in fast.items()}
@@ -57,7 +55,6 @@ def gradients_of(
     losses: Tensor,  # [tasks]
     fast: Weights,
     create_graph: bool,
-    ones: Tensor | None = None,  # [tasks]; made here if not given
 ) -> Weights:
     """The gradient of every task's loss with respect to its own weights."""
     if not losses.requires_grad:
@@ -66,7 +63,7 @@ def gradients_of(
     gradients = torch.autograd.grad(
         losses,
         list(fast.values()),
-        torch.ones_like(losses) if ones is None else ones,
+        torch.ones_like(losses),
         create_graph=create_graph,
         materialize_grads=True,  # a weight that the loss does not use gets a zero gradient
     )

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from gradshare.data.dataset import Dataset, load_dataset
+from gradshare.engine.backends import Precision
 from gradshare.engine.choose import Choice, apply, check_memory, choose
 from gradshare.engine.networks import Conv4, ResNet12, ViT
 from gradshare.engine.processes import ALONE, Group
@@ -102,6 +103,16 @@ def choice_for(config: RunConfig, group: Group = ALONE) -> Choice:
     asked = (config.device, config.engine, config.precision, config.threads, config.deterministic)
     choice = choose(*asked, processes=group.size, local_processes=group.local_size, no_kernels=no_kernels)
     return replace(choice, apart=BY_NAME.get(config.method))
+
+
+def with_share(choice: Choice, config: RunConfig, image: tuple[int, int, int], allowed: Container[str] = ()) -> Choice:
+    """A choice that says how much of the network is in compiled programs, where there are some."""
+    if choice.engine != "compiled" and (choice.precision == "float32" or choice.no_kernels is None):
+        return choice
+    precision: Precision = "bf16" if choice.precision == "bf16" else "float32"
+    learner = build_learner(config, image, allowed).to("cpu", precision, compiled=True)
+    y = torch.arange(config.ways).repeat(config.shots)
+    return replace(choice, share=learner.programs_share(torch.zeros(1, len(y), *image), y[None]))
 
 
 def _no_kernels(config: RunConfig) -> str | None:

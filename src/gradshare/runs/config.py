@@ -119,10 +119,12 @@ class RunConfig(Training):
     """Pixels from 0 to 1, or normalised by ImageNet's mean and standard deviation."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto is a GPU if there is one."""
-    engine: Literal["auto", "eager", "graph"] = "auto"
-    """Run a meta-iteration operation by operation, or record it as one CUDA graph; auto is graph on a GPU."""
+    engine: Literal["auto", "eager", "graph", "compiled"] = "auto"
+    """Run a meta-iteration operation by operation, or record it as one CUDA graph; auto is graph on a GPU. On a CPU,
+    compiled makes programs of the network first, which takes a minute or two: for long runs."""
     precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
-    """float32: PyTorch's operations; tf32, bf16: our GPU kernels; auto is tf32 if they support the run."""
+    """float32: PyTorch's operations; tf32, bf16: on a GPU, our kernels for conv4, and compiled programs for any other
+    network; auto is tf32 if the kernels support the run."""
     threads: int = 0
     """CPU threads; 0: as OMP_NUM_THREADS says, else one for each core that the process may use."""
     deterministic: bool = False

@@ -22,7 +22,8 @@ from gradshare.data.tasks import on_device
 from gradshare.engine.backends import Precision
 from gradshare.engine.choose import Engine, choose
 from gradshare.engine.processes import ALONE, Group, PeerLost
-from gradshare.errors import UserError, check_number, path_of, short_repr
+from gradshare.engine.traced import announced
+from gradshare.errors import UserError, check_number, path_of, say, short_repr
 from gradshare.learners.fingerprint import fingerprint
 from gradshare.learners.graphs import GraphedPrediction, GraphedStep
 from gradshare.learners.learner import Learner, Outcome
@@ -144,8 +145,8 @@ def train(
         about: further entries for `config.json`, such as a name for the model: JSON values, or paths.
         device: `"cpu"` or `"cuda"`; a data set of ours is moved there, another gives tasks there, or on the CPU.
         engine: `"graph"` records a meta-iteration as one CUDA graph; `"eager"` runs it operation by operation;
-            `"auto"` is graph on a GPU, in one process.
-        precision: `"float32"` for any model; `"tf32"` and `"bf16"` run `Conv4` by our GPU kernels, many times faster.
+            `"auto"` is graph on a GPU, in one process. `"compiled"`, on a CPU, makes programs of the model first.
+        precision: `"float32"`; `"tf32"` and `"bf16"` are faster on a GPU: `Conv4` by our kernels, others compiled.
         group: processes, from `gs.processes()`, that share the tasks of a batch; the first one writes the folder.
         trackers: one object or several with the methods `log_hyperparams(params)`, `log_metrics(metrics, step)` and
             `finalize(status)`, as Lightning's loggers for TensorBoard, W&B and MLflow have them. They get the options,
@@ -208,7 +209,7 @@ def train(
         learner, first = started(learner, start, training.seed, quiet=not group.first), None
     else:
         first = training.seed
-    learner = learner.to(device, precision).over(group)
+    learner = learner.to(device, precision, compiled=chosen == "compiled").over(group)
     state = learner.init(first)
     outer = _outer(optimiser, schedule, state, training.outer_lr)
     if "method" not in options:  # the options of the command line describe the learner
@@ -227,6 +228,8 @@ def train(
             name = str(options.get("arm", place.resolve().name))
             run.display = stack.enter_context(shown(display, name, run.folder, training))
             run.trackers = stack.enter_context(tracking(followers, options))
+            if display is not False:
+                stack.enter_context(announced(say))
         try:
             with stop_requests(patient=group.size > 1) as asked:
                 run.stop = lambda: group.any(asked())
@@ -277,7 +280,7 @@ def _outer(optimiser: Any, schedule: Any, state: MetaState, rate: float) -> _Out
 
 def _recordable(chosen: str, asked: str, optimiser: torch.optim.Optimizer) -> str:
     """The engine: a CUDA graph only with an optimiser whose steps can be recorded."""
-    if chosen == "eager" or capturable(optimiser):
+    if chosen != "graph" or capturable(optimiser):
         return chosen
     if asked == "graph":
         raise UserError(f"a step of this {type(optimiser).__name__} cannot be recorded: make it with capturable=True")

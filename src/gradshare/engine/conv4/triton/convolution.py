@@ -331,7 +331,7 @@ def _tile(x: Tensor, positions: int) -> Tile:
     if len(x) * -(-positions // 128) >= processors:
         return Tile(128, depth // 2, 4, 4)
     if len(x) * -(-positions // 64) >= processors:
-        return Tile(64, depth, 4, 3)
+        return Tile(128 if device.SMALL_BATCH_TILES else 64, depth, 4, 3)
     return Tile(32, depth, 4, 3)
 
 

@@ -29,6 +29,10 @@ Pair = tuple[Tensor, Tensor]  # two factors of a product
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # on a CPU, for tests; do not rely on its bfloat16
 DOT: dict[str, str] = {"float32": "ieee", "tf32": "ieee" if INTERPRETED else "tf32", "bf16": "tf32"}
+ROUNDED = {"float32": False, "tf32": not INTERPRETED, "bf16": False}  # whether factors are rounded to TF32, see below
+# Tiles that were the fastest at T = 1, each tried alone (docs/log.md, 2026-11-16): 16 positions instead of 32 in
+# elementwise programs, and 128 rows instead of 64 in convolutions of middling size. False: the sizes before.
+SMALL_BATCH_TILES = True
 MOST_PARTS = 128  # partial sums that are added at a time
 
 
@@ -52,6 +56,43 @@ def wait():
     """The first line of every program: wait until earlier programs have written their results and read their inputs."""
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def to_tf32(value):
+    """The nearest TF32 number, ties away from zero, as float32: 10 bits of mantissa.
+
+    The matrix units cut off the other 13 bits of a float32 factor. So what is a factor later is rounded where it is
+    written, which costs no program and no byte. NaN stays NaN: its bits must not overflow.
+    """
+    bits = (value.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+    return tl.where(value == value, bits.to(tl.float32, bitcast=True), value)
+
+
+@triton.jit
+def factor(value, ROUND: tl.constexpr):
+    """A float32 value as it is written, if it is a factor of products later."""
+    if ROUND:
+        return to_tf32(value)
+    return value
+
+
+@triton.jit(do_not_specialize=["size"])
+def factors_program(source, target, size, BLOCK: tl.constexpr):
+    """target = the source rounded to TF32."""
+    wait()
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + place, to_tf32(tl.load(source + place, mask=place < size, other=0.0)), mask=place < size)
+
+
+def factors(values: Tensor, kind: torch.dtype, rounded: bool) -> Tensor:
+    """Float32 values as factors of products: in the type of the activations, or rounded to TF32."""
+    if not rounded:
+        return values.to(kind)
+    values, block = values.contiguous(), 1024
+    target = torch.empty_like(values)
+    factors_program[(-(-values.numel() // block),)](values, target, values.numel(), BLOCK=block, **OVERLAPPED)
+    return target
 
 
 @triton.jit

@@ -28,8 +28,10 @@ from gradshare.engine.conv4.triton import convolution
 from gradshare.engine.conv4.triton.device import (
     DOT,
     OVERLAPPED,
+    ROUNDED,
     Tile,
     counters,
+    factor,
     last_to_arrive,
     padded_channels,
     parts_at_a_time,
@@ -46,8 +48,9 @@ TILE = Tile(positions=32, depth=0, warps=4, stages=0)
 
 @triton.jit(do_not_specialize=["positions", "H", "W"])
 def patches_program(
-    x, centre, target, positions, H, W, C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr
-):
+    x, centre, target, positions, H, W,
+    C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, ROUND: tl.constexpr = False,
+):  # fmt: skip
     """target = 3x3 patches of images [tasks, n, C, H, W], minus `centre` [tasks, C].
 
     A constant that is subtracted from all pixels, also from the zeros around the image, has no effect after batch norm.
@@ -67,7 +70,7 @@ def patches_program(
     there = wanted & (r >= 0) & (r < H) & (c >= 0) & (c < W)
     value = tl.load(x + place, mask=there, other=0.0).to(tl.float32)
     level = tl.load(centre + task * C + channel, mask=k < 9 * C, other=0.0)
-    value = tl.where(wanted, value - level[None, :], 0.0).to(target.dtype.element_ty)
+    value = factor(tl.where(wanted, value - level[None, :], 0.0), ROUND).to(target.dtype.element_ty)
     tl.store(target + m[:, None] * K + k[None, :], value, mask=(m < positions)[:, None] & (k < K)[None, :])
 
 
@@ -130,6 +133,7 @@ def _filters(weight, task, stride, K: tl.constexpr, C: tl.constexpr, BK: tl.cons
 def forward_program(
     x, weight, statistics, gain, bias, target, peak, code, windows, positions, H, W, stride, slope,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
+    ROUND: tl.constexpr = False,
 ):  # fmt: skip
     """Convolve, normalise, pool and activate: `pool_program` of `pooled_norm.py` without a stored z."""
     wait()
@@ -160,7 +164,8 @@ def forward_program(
             which = tl.where(better, number, which)
     above = best > 0
     to = (task * windows + u)[:, None] * C + channel[None, :]
-    tl.store(target + to, tl.where(above, best, best * slope).to(target.dtype.element_ty), mask=inside)
+    out = factor(tl.where(above, best, best * slope), ROUND)
+    tl.store(target + to, out.to(target.dtype.element_ty), mask=inside)
     tl.store(peak + to, best_y.to(peak.dtype.element_ty), mask=inside)
     tl.store(code + to, (which + tl.where(above, 4, 0)).to(tl.uint8), mask=inside)
 
@@ -169,6 +174,7 @@ def forward_program(
 def correlate_program(
     x, gradient, code, parts, windows, positions, H, W, tiles, slope,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
+    ROUND: tl.constexpr = False,
 ):  # fmt: skip
     """parts [tasks, programs, K, C] = parts of X^T a."""
     wait()
@@ -182,6 +188,7 @@ def correlate_program(
         pooled = (task * windows + u)[:, None] * C + channel[None, :]
         codes = tl.load(code + pooled, mask=inside, other=0).to(tl.int32)
         a = through_activation(tl.load(gradient + pooled, mask=inside, other=0.0).to(tl.float32), codes, slope)
+        a = factor(a, ROUND)
         place = (task * positions + _corner(u, H, W))[:, None] * K + k[None, :]
         for number in tl.static_range(4):
             patch = tl.load(x + place + (number // 2 * W + number % 2) * K, mask=wanted, other=0.0)
@@ -237,7 +244,7 @@ def gather_program(
     x, weight, peak, code, gradient, statistics, gain, means_q, means_a, target, parts, counter, result,
     windows, positions, H, W, tiles, stride, slope,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, PARTS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, ROUND: tl.constexpr = False,
 ):  # fmt: skip
     """`gather_program` of `pooled_norm.py`, which here also computes q = X v."""
     wait()
@@ -265,7 +272,7 @@ def gather_program(
             patch = tl.load(x + place + (number // 2 * W + number % 2) * K, mask=wanted, other=0.0)
             value = tl.where(codes % 4 == number, tl.dot(patch, v, input_precision=PRECISION), value)
         p = inverse[None, :] * (value - mean_q[None, :] - y * mean_qy[None, :])
-        signal = through_activation(scale[None, :] * p, codes, slope)
+        signal = factor(through_activation(scale[None, :] * p, codes, slope), ROUND)
         tl.store(target + pooled, signal.to(target.dtype.element_ty), mask=inside)
         sums += tl.sum(tl.where(inside, a * value, 0.0), 0)
     tl.store(parts + (task * programs + program) * BN + channel, sums)
@@ -302,7 +309,8 @@ def patches(x: Tensor, precision: Precision) -> Patches:  # [tasks, n, C, H, W]
     centre = x[:, 0].float().mean((-2, -1))
     patches_program[(-(-positions // PATCHES.positions), tasks)](
         x, centre, target, positions, height, width,
-        C=channels, K=size, BK=block, BM=PATCHES.positions, num_warps=PATCHES.warps, **OVERLAPPED,
+        C=channels, K=size, BK=block, BM=PATCHES.positions, ROUND=ROUNDED[precision], num_warps=PATCHES.warps,
+        **OVERLAPPED,
     )  # fmt: skip
     count, chunk = convolution.splits(tasks, positions, size, precision, x.device)
     squares = x.new_empty(tasks, count, size, size, dtype=torch.float32)
@@ -361,7 +369,7 @@ def forward(
     forward_program[(-(-windows // TILE.positions), tasks)](
         patches.x, weight, own.statistics, gain, bias, target, peak, code, windows, patches.positions, height, width,
         sixteens(weight), slope, **_sizes(patches, weight), BM=TILE.positions, PRECISION=DOT[precision],
-        num_warps=TILE.warps, **OVERLAPPED,
+        ROUND=ROUNDED[precision], num_warps=TILE.warps, **OVERLAPPED,
     )  # fmt: skip
     return target, peak, code
 
@@ -383,7 +391,7 @@ def correlate(
         patches.x, gradient, code, target, windows, patches.positions, height, width, -(-windows // TILE.positions),
         slope,
         K=size, C=channels, BK=patches.mean.shape[-1], BN=padded_channels(channels), BM=TILE.positions,
-        PRECISION=DOT[precision], num_warps=TILE.warps, **OVERLAPPED,
+        PRECISION=DOT[precision], ROUND=ROUNDED[precision], num_warps=TILE.warps, **OVERLAPPED,
     )  # fmt: skip
 
 
@@ -433,6 +441,6 @@ def gather(
         patches.x, weight, peak, code, gradient, own.statistics, gain, cross.statistics, means_a, target, parts,
         counters(peak.device), result, windows, patches.positions, height, width, tiles,
         sixteens(weight), slope, **sizes, BM=TILE.positions, PARTS=parts_at_a_time(programs),
-        PRECISION=DOT[precision], num_warps=TILE.warps, **OVERLAPPED,
+        PRECISION=DOT[precision], ROUND=ROUNDED[precision], num_warps=TILE.warps, **OVERLAPPED,
     )  # fmt: skip
     return target, result

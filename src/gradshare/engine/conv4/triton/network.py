@@ -31,7 +31,7 @@ from torch.autograd.function import once_differentiable
 from gradshare.engine.backends import Precision
 from gradshare.engine.conv4.triton import convolution, first_block, head, pooled_norm
 from gradshare.engine.conv4.triton.convolution import Sums, convolve
-from gradshare.engine.conv4.triton.device import Pair, SideStream
+from gradshare.engine.conv4.triton.device import ROUNDED, Pair, SideStream, factors
 from gradshare.engine.conv4.triton.first_block import Moments, Patches
 from gradshare.errors import UserError
 
@@ -173,7 +173,8 @@ class _FirstDerivative(torch.autograd.Function):
 
 
 def _forward(flat: Tensor, norms: Tensor, patches: Patches, plan: Plan, inner: bool) -> tuple[_Run, Tensor]:
-    weights = flat.to(patches.x.dtype)
+    rounded = ROUNDED[plan.precision]
+    weights = factors(flat, patches.x.dtype, rounded)
     filters = plan.filters[0].of(weights)
     moments = first_block.moments(patches, filters, plan.eps[0])
     out, peak, code = first_block.forward(
@@ -184,7 +185,10 @@ def _forward(flat: Tensor, norms: Tensor, patches: Patches, plan: Plan, inner: b
         x = out
         sums = Sums.moments(plan.eps[layer])
         z, statistics = convolve([(x, part.of(weights))], part.columns, 9, plan.precision, sums=sums)
-        out, peak, code = pooled_norm.pool(z, statistics, norms[layer, 0], norms[layer, 1], plan.slope)
+        exact = layer + 1 == len(plan.filters)  # the head computes in float32
+        out, peak, code = pooled_norm.pool(
+            z, statistics, norms[layer, 0], norms[layer, 1], plan.slope, rounded and not exact
+        )
         blocks.append(_Block(x, z, statistics, peak, code, z[0].numel() // z.shape[-1]))
     features = out.flatten(2)
     logits = head.scores([(features, plan.head.of(flat))], plan.head_bias.of(flat))
@@ -238,7 +242,8 @@ def _first(run: _Run, g: Tensor) -> tuple[Tensor, list[Tensor]]:
     for layer in reversed(range(1, len(run.blocks))):
         block = run.blocks[layer]
         dz = pooled_norm.scatter(
-            block.z, block.statistics, run.norms[layer, 0], block.code, gradient, means, plan.slope
+            block.z, block.statistics, run.norms[layer, 0], block.code, gradient, means, plan.slope,
+            rounded=ROUNDED[plan.precision],
         )  # fmt: skip
         collected.block(layer, [(block.x, dz)])
         gradient, means = _to_images(run, layer, [(dz, plan.filters[layer].of(run.weights))])
@@ -257,7 +262,8 @@ def _tangent(run: _Run, v: Tensor) -> Tensor:
     """Return what comes back to g, from v [tasks, P], which comes back to the inner loop's gradient."""
     plan, weights, first = run.plan, run.weights, run.first
     assert first is not None
-    weights_v = v.to(weights.dtype)
+    rounded = ROUNDED[plan.precision]
+    weights_v = factors(v, weights.dtype, rounded)
     bottom, filters_v = run.blocks[0], plan.filters[0].of(weights_v)
     cross = first_block.cross_moments(run.patches, filters_v, run.moments)
     signal, aq = first_block.gather(
@@ -271,7 +277,7 @@ def _tangent(run: _Run, v: Tensor) -> Tensor:
         q, means_q = convolve(pairs, part.columns, 9, plan.precision, sums=Sums.means(block.z, block.statistics))
         signal, aq = pooled_norm.gather(
             q, block.peak, block.code, first.gradients[layer], block.statistics, run.norms[layer, 0], means_q,
-            first.means[layer], plan.slope,
+            first.means[layer], plan.slope, rounded and layer + 1 < len(run.blocks),
         )  # fmt: skip
         tangent.v.append(signal)
         tangent.q.append(q)
@@ -297,7 +303,7 @@ def _second(run: _Run, c: Tensor) -> tuple[Tensor, list[Tensor]]:
         )  # fmt: skip
         cz = pooled_norm.scatter(
             block.z, block.statistics, run.norms[layer, 0], block.code, first.gradients[layer], first.means[layer],
-            plan.slope, second,
+            plan.slope, second, ROUNDED[plan.precision],
         )  # fmt: skip
         collected.block(layer, [(block.x, cz), (tangent.v[layer - 1], first.dz[layer])])
         pairs = [(cz, part.of(run.weights)), (first.dz[layer], part.of(tangent.weights))]

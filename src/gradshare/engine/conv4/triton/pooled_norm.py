@@ -19,8 +19,10 @@ from torch import Tensor
 from gradshare.engine.conv4.triton.device import (
     INTERPRETED,
     OVERLAPPED,
+    SMALL_BATCH_TILES,
     Tile,
     counters,
+    factor,
     last_to_arrive,
     padded_channels,
     parts_at_a_time,
@@ -31,14 +33,14 @@ from gradshare.engine.conv4.triton.device import (
     wait,
 )
 
-ELEMENTWISE = Tile(positions=32, depth=0, warps=4, stages=0)
+ELEMENTWISE = Tile(positions=16 if SMALL_BATCH_TILES else 32, depth=0, warps=4, stages=0)
 REDUCTION = Tile(positions=32, depth=0, warps=4, stages=0)
 
 
 @triton.jit(do_not_specialize=["windows", "H", "W"])
 def pool_program(
     z, statistics, gain, bias, target, peak, code, windows, H, W, slope,
-    C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ROUND: tl.constexpr = False,
 ):  # fmt: skip
     """Normalise, pool and activate; also store peak and code of each window."""
     wait()
@@ -67,7 +69,8 @@ def pool_program(
         which = tl.where(better, corner_number, which)
     above = best > 0
     to = task * windows * C + u[:, None] * C + channel[None, :]
-    tl.store(target + to, tl.where(above, best, best * slope).to(target.dtype.element_ty), mask=inside)
+    out = factor(tl.where(above, best, best * slope), ROUND)
+    tl.store(target + to, out.to(target.dtype.element_ty), mask=inside)
     tl.store(peak + to, best_y.to(peak.dtype.element_ty), mask=inside)
     tl.store(code + to, (which + tl.where(above, 4, 0)).to(tl.uint8), mask=inside)
 
@@ -103,7 +106,7 @@ def pooled_means_program(
 def gather_program(
     q, peak, code, gradient, statistics, gain, means_q, means_a, target, parts, counter, result,
     windows, H, W, tiles, slope,
-    C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,
+    C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr, ROUND: tl.constexpr = False,
 ):  # fmt: skip
     """target = gain P(q) at the largest elements, through the activation; result = mean(a P(q)) [tasks, C]."""
     wait()
@@ -130,7 +133,7 @@ def gather_program(
         value = tl.load(q + place, mask=inside, other=0.0).to(tl.float32)
         y = tl.load(peak + pooled, mask=inside, other=0.0).to(tl.float32)
         p = inverse[None, :] * (value - mean_q[None, :] - y * mean_qy[None, :])
-        result_value = through_activation(scale[None, :] * p, codes, slope)
+        result_value = factor(through_activation(scale[None, :] * p, codes, slope), ROUND)
         tl.store(target + pooled, result_value.to(target.dtype.element_ty), mask=inside)
         a = tl.load(gradient + pooled, mask=inside, other=0.0).to(tl.float32)
         sums += tl.sum(tl.where(inside, through_activation(a, codes, slope) * value, 0.0), 0)
@@ -147,7 +150,7 @@ def gather_program(
 def scatter_program(
     z, statistics, gain, code, gradient, means_a, q, means_q, means_aq, later, means_c, target,
     windows, images, H, W, slope,
-    C: tl.constexpr, SECOND: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    C: tl.constexpr, SECOND: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ROUND: tl.constexpr = False,
 ):  # fmt: skip
     """target = the gradient with respect to z, at every position.
 
@@ -197,7 +200,7 @@ def scatter_program(
             value -= inverse * (p * mean_ay + a * mean_qy)
         else:
             value = a
-        tl.store(target + place, (scale * value).to(target.dtype.element_ty), mask=there)
+        tl.store(target + place, factor(scale * value, ROUND).to(target.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=["tasks", "positions_0", "positions_1", "positions_2", "positions_3"])
@@ -238,17 +241,18 @@ def norms_gradient_program(
 
 
 def pool(
-    z: Tensor, statistics: Tensor, gain: Tensor, bias: Tensor, slope: float
+    z: Tensor, statistics: Tensor, gain: Tensor, bias: Tensor, slope: float, rounded: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:  # [tasks, n, H/2, W/2, C] each
-    """Return the block's output, the peaks and the codes."""
+    """Return the block's output, to TF32 if `rounded`, the peaks and the codes."""
     tasks, n, height, width, channels = z.shape
     target = z.new_empty(tasks, n, height // 2, width // 2, channels)
     peak, code = torch.empty_like(target), torch.empty_like(target, dtype=torch.uint8)
     windows = n * (height // 2) * (width // 2)
     grid, sizes = _elementwise(tasks, windows, channels)
     pool_program[grid](
-        z, statistics, gain, bias, target, peak, code, windows, height, width, slope, C=channels, **sizes, **OVERLAPPED
-    )
+        z, statistics, gain, bias, target, peak, code, windows, height, width, slope, C=channels,
+        ROUND=rounded, **sizes, **OVERLAPPED,
+    )  # fmt: skip
     return target, peak, code
 
 
@@ -287,7 +291,7 @@ def pooled_means(gradient: Tensor, peak: Tensor, code: Tensor, positions: int, s
 
 def gather(
     q: Tensor, peak: Tensor, code: Tensor, gradient: Tensor, statistics: Tensor, gain: Tensor, means_q: Tensor,
-    means_a: Tensor, slope: float,
+    means_a: Tensor, slope: float, rounded: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return gain P(q) at the largest element of each window, through the activation, and mean(a P(q)) [tasks, C]."""
     tasks, _, height, width, channels = q.shape
@@ -297,7 +301,7 @@ def gather(
     result = q.new_empty(tasks, channels, dtype=torch.float32)
     gather_program[grid](
         q, peak, code, gradient, statistics, gain, means_q, means_a, target, parts, counters(q.device), result,
-        windows, height, width, tiles, slope, C=channels, **sizes, **OVERLAPPED,
+        windows, height, width, tiles, slope, C=channels, ROUND=rounded, **sizes, **OVERLAPPED,
     )  # fmt: skip
     return target, result
 
@@ -314,7 +318,7 @@ class SecondOrder(NamedTuple):
 
 def scatter(
     z: Tensor, statistics: Tensor, gain: Tensor, code: Tensor, gradient: Tensor, means: Tensor, slope: float,
-    second: SecondOrder | None = None,
+    second: SecondOrder | None = None, rounded: bool = False,
 ) -> Tensor:  # fmt: skip
     """Return the gradient with respect to z, [tasks, n, H, W, C]; with `second` the outer one."""
     tasks, n, height, width, channels = z.shape
@@ -324,7 +328,8 @@ def scatter(
     grid, sizes = _elementwise(tasks, windows, channels)
     scatter_program[grid](
         z, statistics, gain, code, gradient, means, more.q, more.means_q, more.means_aq, more.later, more.means_later,
-        target, windows, n, height, width, slope, C=channels, SECOND=second is not None, **sizes, **OVERLAPPED,
+        target, windows, n, height, width, slope, C=channels, SECOND=second is not None, ROUND=rounded,
+        **sizes, **OVERLAPPED,
     )  # fmt: skip
     return target
 

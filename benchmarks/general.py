@@ -1,0 +1,407 @@
+"""Measure compiled programs for any network on one GPU, beside higher and TorchOpt. Needs no installed gradshare.
+
+    PYTHONPATH=src python benchmarks/general.py FOLDER --call 1      # the speed of every network, at most 9 minutes
+    PYTHONPATH=src python benchmarks/general.py FOLDER --call 2      # first steps, exactness, learning
+    PYTHONPATH=src python benchmarks/general.py FOLDER --tiny        # both on a CPU, small: does it run?
+
+Results are written to FOLDER after every case. A part that uses up its time leaves out the rest, and its file says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import gradshare as gs
+from gradshare.bench.cases import RIVALS, Case
+from gradshare.bench.measure import begin, run
+from gradshare.bench.results import Failure, Measurement, Results, line_of
+from gradshare.engine import convolution as operators
+from gradshare.engine import traced
+
+Image = tuple[int, int, int]
+TINY = False
+
+
+# Networks, each called with (ways, image).
+
+
+def resnet(ways: int, image: Image) -> nn.Module:
+    """ResNet-12 of the literature's smaller widths."""
+    return gs.ResNet12(ways, (4, 6, 8, 10) if TINY else (64, 128, 256, 512), image)
+
+
+def _blocks(ways: int, image: Image, block: Callable[[int, int], list[nn.Module]], side: int) -> nn.Module:
+    filters = 4 if TINY else 48
+    layers = [layer for inputs in (image[0], filters, filters, filters) for layer in block(inputs, filters)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(filters * side * side, ways))
+
+
+def relu(ways: int, image: Image) -> nn.Module:
+    """Conv-4 with ReLU, as a user writes it."""
+
+    def block(inputs: int, filters: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, filters, 3, padding=1), nn.BatchNorm2d(filters), nn.ReLU(), nn.MaxPool2d(2)]
+
+    return _blocks(ways, image, block, image[1] // 16)
+
+
+def stride(ways: int, image: Image) -> nn.Module:
+    """Conv-4 with a stride instead of pooling."""
+
+    def block(inputs: int, filters: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, filters, 3, stride=2, padding=1), nn.BatchNorm2d(filters), nn.ReLU()]
+
+    return _blocks(ways, image, block, -(-image[1] // 16))
+
+
+def groupnorm(ways: int, image: Image) -> nn.Module:
+    """Conv-4 with group norm."""
+
+    def block(inputs: int, filters: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, filters, 3, padding=1), nn.GroupNorm(4, filters), nn.ReLU(), nn.MaxPool2d(2)]
+
+    return _blocks(ways, image, block, image[1] // 16)
+
+
+# Parts
+
+
+class Part(NamedTuple):
+    name: str
+    call: int
+    seconds: float
+    run: Callable[[Context], None]
+
+
+class Context(NamedTuple):
+    folder: Path
+    device: str
+    iterations: int
+    end: float
+
+    def time(self, cases: list[Case], file: str, **more: Any) -> None:
+        """Time cases and write them to a file; those for which no time is left are noted."""
+        results = begin_once(self.device)
+        results = Results(results.machine, results.ceilings)
+        for case in cases:
+            if time.monotonic() > self.end:
+                results.failures.append(Failure(case, "left out: its part had used its time"))
+                show(results.failures[-1])
+                results.save(self.folder / file)
+                continue
+            run([case], results, self.folder / file, show, iterations=self.iterations, seconds=4, **more)
+
+
+_begun: dict[str, Results] = {}
+
+
+def begin_once(device: str) -> Results:
+    if device not in _begun:
+        sizes = {"copied": 2**16, "width": 16, "repeats": 1} if TINY else {}
+        _begun[device] = begin(device, ("float32",) if device == "cpu" else ("bf16", "tf32"), **sizes)
+    return _begun[device]
+
+
+def show(outcome: Measurement | Failure) -> None:
+    line = line_of(outcome)
+    if isinstance(outcome, Measurement):
+        low, high = outcome.quartiles
+        memory = "" if outcome.peak_allocated is None else f", {outcome.peak_allocated / 2**30:.2f} GiB"
+        line += f" ({low:.1f} to {high:.1f}), first step {outcome.first_step_seconds:.1f} s{memory}"
+    print(line, flush=True)
+
+
+def case_of(context: Context, backbone: str, tasks: int, shots: int, **more: Any) -> Case:
+    size = 16 if TINY else 84
+    fields: dict[str, Any] = {"tasks": tasks, "shots": shots, "image": (3, size, size), "device": context.device}
+    if backbone != "conv4":
+        fields["backbone"] = f"general:{backbone}"
+    if TINY:
+        fields |= {"tasks": min(tasks, 2), "queries": 2, "steps": 2} | ({"filters": 3} if backbone == "conv4" else {})
+    return Case(**{**fields, **more})
+
+
+def best(context: Context) -> dict[str, Any]:
+    """The fast path of a device: bf16 as a CUDA graph; on a CPU, for a trial, compiled programs."""
+    if context.device == "cpu":
+        return {"engine": "compiled", "precision": "float32"}
+    return {"engine": "graph", "precision": "bf16"}
+
+
+def in_tf32(context: Context) -> dict[str, Any]:
+    return best(context) | ({} if context.device == "cpu" else {"precision": "tf32"})
+
+
+def theirs(context: Context, backbone: str, tasks: int, shots: int) -> list[Case]:
+    precision = "float32" if context.device == "cpu" else "tf32"
+    common = {"arm": "original", "precision": precision}
+    return [case_of(context, backbone, tasks, shots, library=library, **common) for library in RIVALS]
+
+
+def resnets(context: Context) -> None:
+    fast, graph = best(context), {"engine": "graph" if context.device != "cpu" else "eager"}
+    ours = [case_of(context, "resnet", tasks, shots, **fast) for tasks, shots in ((4, 1), (2, 5))]
+    kept = [replace(case, checkpoint=True) for case in ours]
+    tf32 = [replace(case, **in_tf32(context)) for case in ours]
+    usual = [replace(case, **graph, precision="float32") for case in ours]
+    rivals = [case for tasks, shots in ((4, 1), (2, 5)) for case in theirs(context, "resnet", tasks, shots)]
+    context.time([*ours, *kept, *rivals, *tf32, *usual], "general-resnet.json")
+
+
+def users(context: Context) -> None:
+    names = ("relu", "stride", "groupnorm")
+    ours = [case_of(context, name, 5, 5, **best(context)) for name in names]
+    rivals = [case for name in names for case in theirs(context, name, 5, 5)]
+    context.time([*ours, *rivals, *(replace(case, **in_tf32(context)) for case in ours)], "general-users.json")
+
+
+def methods(context: Context) -> None:
+    """gs.Conv4 with what the kernels do not know, beside maml on the kernels."""
+    names = ("maml", "anil", "boil", "adaptnorm")
+    fast = best(context)
+    context.time([case_of(context, "conv4", 5, 5, method=name, **fast) for name in names], "general-methods.json")
+
+
+def streams(context: Context) -> None:
+    """The calls of a convolution, one a task, on several streams; and kernels that cuDNN chose by timing them."""
+    for count in (1, 2, 4):
+        print(f"-- {count} streams", flush=True)
+        operators.STREAMS = count
+        cases = [case_of(context, name, *sizes, **best(context)) for name, sizes in VARIED.items()]
+        context.time(cases, f"general-streams-{count}.json")
+    operators.STREAMS = 1
+    print("-- cuDNN's benchmark", flush=True)
+    torch.backends.cudnn.benchmark = True
+    cases = [case_of(context, name, *sizes, **best(context)) for name, sizes in VARIED.items()]
+    context.time(cases, "general-cudnn-benchmark.json")
+    torch.backends.cudnn.benchmark = False
+
+
+VARIED = {"resnet": (4, 1), "relu": (5, 5)}
+
+
+def tilings(context: Context) -> None:
+    """gs.Conv4 on the kernels, with the two tilings for small batches and without; each in a process of its own."""
+    if context.device == "cpu":
+        return
+    for small in (True, False, True):
+        code = f"from gradshare.engine.conv4.triton import device; device.SMALL_BATCH_TILES = {small}; " + TILED
+        subprocess.run([sys.executable, "-c", code, str(context.folder), str(small)], check=True)
+
+
+TILED = """
+import sys
+from pathlib import Path
+from gradshare.bench.cases import PAPER, SHAPES, Case
+from gradshare.bench.measure import begin, run
+from gradshare.bench.results import line_of
+results = begin("cuda", ("bf16",))
+cases = [Case(engine="graph", precision="bf16", device="cuda", **SHAPES[name]) for name in PAPER]
+path = Path(sys.argv[1]) / f"general-tiles-{sys.argv[2]}.json"
+run(cases, results, path, lambda outcome: print(sys.argv[2], line_of(outcome), flush=True), iterations=300, seconds=4)
+""".strip()
+
+
+def first_steps(context: Context) -> None:
+    """Seconds to the end of the first meta-iteration, with nothing cached, and then in a second process."""
+    found = {}
+    for backbone in ("resnet", "conv4"):
+        with tempfile.TemporaryDirectory() as folder:
+            caches = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
+            for state in ("cold", "cached"):
+                case = case_of(context, backbone, 4 if backbone == "resnet" else 5, 1, **best(context))
+                code = (
+                    f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import general;"
+                    f" general.TINY = {TINY}; from gradshare.bench.cases import Case;"
+                    f" from gradshare.bench.measure import measure;"
+                    f" print(measure({case!r}, iterations=3, blocks=3).first_step_seconds)"
+                )
+                started = time.monotonic()
+                out = subprocess.run(
+                    [sys.executable, "-c", code], env=os.environ | caches, capture_output=True, text=True, check=False
+                )
+                if out.returncode:
+                    found[f"{backbone}, {state}"] = out.stderr[-2000:]
+                else:
+                    step = float(out.stdout.split()[-1])
+                    found[f"{backbone}, {state}"] = {"first step": step, "process": time.monotonic() - started}
+                print(f"first step, {backbone}, {state}: {found[f'{backbone}, {state}']}", flush=True)
+                write(context, "general-first-steps.json", found)
+
+
+class Row(NamedTuple):
+    """A row of the table of exactness: our error beside PyTorch's."""
+
+    ways: int
+    shots: int
+    tasks: int
+    filters: int
+    image: Image
+    steps: int
+    rate: float
+
+
+ROWS = (
+    Row(5, 1, 5, 48, (3, 84, 84), 5, 0.01),
+    Row(7, 3, 3, 32, (3, 64, 64), 3, 0.05),
+    Row(20, 2, 2, 64, (1, 28, 28), 2, 0.4),
+    Row(4, 2, 3, 40, (3, 100, 68), 4, 0.02),
+)
+TINY_ROW = Row(3, 1, 2, 4, (1, 16, 16), 2, 0.05)
+
+
+def errors(row: Row, seed: int, device: str, ours: bool = False) -> dict[str, float]:
+    """The relative error of a meta-gradient in each precision, by PyTorch and by us; random images, sharing.
+
+    Args:
+        ours: PyTorch and our kernels only. Else in the first five seeds also compiled programs.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    sizes = [(row.tasks, row.ways * each, *row.image) for each in (row.shots, 15 if not TINY else 2)]
+    images = [torch.rand(size, generator=draw) for size in sizes]
+    labels = [torch.arange(row.ways).repeat(size[1] // row.ways).expand(row.tasks, -1) for size in sizes]
+    episodes = gs.Episodes(images[0], labels[0], images[1], labels[1])
+    options = {"inner_lr": row.rate, "steps": row.steps, "sharing": gs.GradientSharing()}
+    wide = gs.maml(gs.Conv4(row.ways, row.filters, row.image).double(), **options).to(device)
+    learner = gs.maml(gs.Conv4(row.ways, row.filters, row.image), **options)
+    state = learner.init(seed).to(device)
+    exact_state = wide.init()
+    for name, tensor in exact_state.trainable().items():
+        tensor.data.copy_(state.trainable()[name].data)
+    exact = gradient(wide, exact_state, episodes.to(device, torch.float64))
+    here, found = episodes.to(device), {}
+    on_gpu = device != "cpu"
+    ways: dict[str, tuple[gs.Learner, bool]] = {"PyTorch float32": (learner.to(device), False)}
+    if on_gpu:
+        general = type("General", (gs.Conv4,), {})(row.ways, row.filters, row.image)  # the kernels do not know it
+        compiled = gs.maml(general, **options)
+        ways |= {"PyTorch TF32": (learner.to(device), True), "our tf32": (learner.to(device, "tf32"), True)}
+        ways |= {"our bf16": (learner.to(device, "bf16"), True), "compiled bf16": (compiled.to(device, "bf16"), True)}
+        ways |= {"compiled tf32": (compiled.to(device, "tf32"), True)}
+    for name, (one, tf32) in ways.items():
+        if "compiled" in name and (ours or seed >= 5):  # a program for each row takes a while
+            continue
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
+        found[name] = ((gradient(one, state, here) - exact).norm() / exact.norm()).item()
+    return found
+
+
+def gradient(learner: gs.Learner, state: gs.MetaState, episodes: gs.Episodes) -> Tensor:
+    loss = learner.outer_loss(state, episodes).loss
+    parts = torch.autograd.grad(loss, list(state.trainable().values()), materialize_grads=True)
+    return torch.cat([part.flatten().double() for part in parts])
+
+
+def exactness(context: Context, seeds: int = 20) -> None:
+    table: list[dict[str, Any]] = []
+    for row in (TINY_ROW,) if TINY else ROWS:
+        found: list[dict[str, float]] = []
+        for seed in range(2 if TINY else seeds):
+            if time.monotonic() > context.end:
+                break
+            found.append(errors(row, seed, context.device))
+        names = list(dict.fromkeys(name for one in found for name in one))
+        medians = {name: median(one[name] for one in found if name in one) for name in names}
+        table.append({"row": row._asdict(), "seeds": len(found), "median": medians, "all": found})
+        print(f"{tuple(row)}, {len(found)} seeds: " + ", ".join(f"{k} {v:.4f}" for k, v in medians.items()), flush=True)
+        write(context, "general-exactness.json", table)
+
+
+def learning(context: Context) -> None:
+    """The same training in each precision, from one seed: the mean loss of every tenth of the iterations."""
+    iterations = 4 if TINY else 1000
+    found: dict[str, Any] = {}
+    dataset = gs.load_dataset("glyphs")
+    dataset = dataset if context.device == "cpu" else dataset.to(context.device)
+    for precision in ("bf16", "float32") if context.device == "cpu" else ("bf16", "tf32", "float32"):
+        widths = (2, 3, 4, 5) if TINY else (64, 128, 256, 512)
+        learner = gs.maml(gs.ResNet12(5, widths, dataset.image), inner_lr=0.05, steps=2 if TINY else 5)
+        learner = learner.to(context.device, precision)
+        state = learner.init(0)
+        step = gs.compiled_step(learner, state, gs.optimiser(state, 1e-3))
+        losses, right = [], []
+        for iteration in range(iterations):
+            if time.monotonic() > context.end:
+                break
+            tasks = dataset.sample("train", gs.Shape(5, 1, 15 if not TINY else 2), 2, (iteration,)).to(context.device)
+            outcome = step(tasks)
+            losses.append(outcome.loss.detach().clone())
+            right.append(outcome.accuracy.mean().clone())
+        each = max(1, iterations // 10)
+        found[precision] = [
+            [torch.stack(values[i : i + each]).mean().item() for i in range(0, len(values), each)]
+            for values in (losses, right)
+        ]
+        print(f"learning, {precision}: accuracy " + " ".join(f"{one:.3f}" for one in found[precision][1]), flush=True)
+        write(context, "general-learning.json", found)
+
+
+def write(context: Context, name: str, content: Any) -> None:
+    context.folder.mkdir(parents=True, exist_ok=True)
+    (context.folder / name).write_text(json.dumps(content, indent=1) + "\n")
+
+
+PARTS = (
+    Part("resnet", 1, 240, resnets),
+    Part("users", 1, 150, users),
+    Part("methods", 1, 70, methods),
+    Part("tilings", 1, 60, tilings),
+    Part("first", 2, 150, first_steps),
+    Part("exactness", 2, 150, exactness),
+    Part("streams", 2, 90, streams),
+    Part("learning", 2, 120, learning),
+)
+
+
+@contextlib.contextmanager
+def small() -> Iterator[None]:
+    """Small networks and images; what was traced runs operation by operation, since a CPU compiles slowly."""
+    global TINY
+    before, TINY, traced.compiled = (TINY, traced.compiled), True, traced.interpreted
+    try:
+        yield
+    finally:
+        TINY, traced.compiled = before
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("folder", type=Path)
+    arguments.add_argument("--call", type=int, choices=(1, 2), action="append", default=[])
+    arguments.add_argument("--only", action="append", default=[], help="a part by its name; several times for several")
+    arguments.add_argument("--tiny", action="store_true", help="on the CPU, with small sizes")
+    arguments.add_argument("--iterations", type=int, default=100, help="meta-iterations timed for each case")
+    given = arguments.parse_args()
+    chosen = [
+        part
+        for part in PARTS
+        if (not given.call or part.call in given.call) and (not given.only or part.name in given.only)
+    ]
+    given.folder.mkdir(parents=True, exist_ok=True)
+    with small() if given.tiny else contextlib.nullcontext():
+        for part in chosen:
+            print(f"== {part.name}", flush=True)
+            started = time.monotonic()
+            device, iterations = ("cpu", 3) if given.tiny else ("cuda", given.iterations)
+            part.run(Context(given.folder, device, iterations, started + part.seconds))
+            print(f"   {time.monotonic() - started:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    sys.modules["general"] = sys.modules["__main__"]  # its networks are named general:NAME
+    main()

@@ -1,0 +1,326 @@
+"""Any module as compiled programs: the gradients of an inner step, their derivative, and the query losses.
+
+With the functions of `forms.py` a module runs once for all tasks on stand-ins for tensors, and what it does is written
+down as a flat list of operations, derivatives included. PyTorch's compiler, Inductor, makes a few programs of it, which
+join everything between two convolutions or products. There are three lists, each for shapes that stay the same:
+
+    gradient   w -> G                     the support gradients of all tasks, for one inner step
+    product    w, v -> v dG/dw            the derivative of the same, by what comes back to G
+    scores     w -> loss, dloss/dw        the query losses, with their gradient
+
+**Memory.** Nothing of an inner step is kept for the way back but the weights of its tasks: `product` computes the
+activations again. That is one convolution unit of nine more, and the activations of one inner step at a time.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.autograd.function import once_differentiable
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from gradshare.engine.forms import forms
+from gradshare.engine.vmapped import Given, VmapBackend, explained
+from gradshare.errors import UserError
+from gradshare.method.adapt import gradients_of
+from gradshare.method.episodes import tensors_of
+from gradshare.method.losses import Loss, task_losses
+from gradshare.method.rules import Weights
+
+Kind = Literal["gradient", "product", "scores"]
+Program = Callable[[list[Tensor]], list[Tensor]]
+MEANING = {"gradient": "an inner step", "product": "its second derivative", "scores": "the query losses"}
+
+# Programs by module, so that the learners of all epochs have them in common; then by kind, loss and shapes.
+PROGRAMS: WeakKeyDictionary[nn.Module, dict[Any, Program]] = WeakKeyDictionary()
+_listeners: list[Callable[[str], object]] = []
+
+
+class Batch(NamedTuple):
+    """What the loss of one part of every task is computed from."""
+
+    x: Given
+    y: Tensor  # [tasks, n, ...]
+    mask: Tensor | None  # [tasks, n]
+    loss: Loss
+
+
+class Scores(NamedTuple):
+    """Of a batch of tasks."""
+
+    mean: Tensor  # []: of the losses; differentiable
+    losses: Tensor  # [tasks]
+    outputs: Tensor  # [tasks, n, ...]
+
+
+class Traced(VmapBackend):
+    """Any module in one precision; weights by their names.
+
+    Args:
+        low: type of the operands of convolutions and products; None: that of the weights.
+        tf32: whether a GPU may compute products of float32 in TF32.
+    """
+
+    def __init__(
+        self, module: nn.Module, adapted: tuple[str, ...], low: torch.dtype | None = None, tf32: bool = False
+    ) -> None:
+        super().__init__(module, adapted)
+        self.low, self.tf32 = low, tf32
+        if low is not None:
+            self._functions, self._promotes = forms(low), True
+
+    def forward(self, fast: Mapping[str, Tensor], shared: Mapping[str, Tensor], x: Any, inner: bool) -> Tensor:
+        outputs = super().forward(fast, shared, x, inner)
+        return outputs if self.low is None else outputs.to(next(iter(fast.values())).dtype)
+
+    def gradients(self, fast: Weights, shared: Weights, batch: Batch, create_graph: bool) -> Weights:
+        """The support gradient of every task, in training."""
+        gradient = self._program("gradient", fast, shared, batch)
+        if not create_graph:
+            with torch.no_grad():
+                return dict(zip(fast, gradient(fast, shared, batch), strict=True))
+        product = self._program("product", fast, shared, batch, fast)
+        found = _Gradients.apply(gradient, product, batch, tuple(fast), tuple(shared), *fast.values(), *shared.values())
+        return dict(zip(fast, found, strict=True))
+
+    @torch.no_grad()
+    def add_product(self, fast: Weights, shared: Weights, batch: Batch, back: Weights) -> None:
+        """Add the derivative of the support gradients, by what comes back to them, to the `grad` of the weights."""
+        leaves = [*fast.values(), *shared.values()]
+        program = self._program("product", fast, shared, batch, back)
+        for leaf, value in zip(leaves, program(fast, shared, batch, back), strict=True):
+            if leaf.requires_grad:
+                leaf.grad = value if leaf.grad is None else leaf.grad + value
+
+    def scores(self, fast: Weights, shared: Weights, batch: Batch) -> Scores:
+        """The query losses; the mean of those of all tasks is differentiable."""
+        program = self._program("scores", fast, shared, batch)
+        return Scores(*_Scores.apply(program, batch, tuple(fast), tuple(shared), *fast.values(), *shared.values()))
+
+    def share(self, fast: Weights, shared: Weights, batch: Batch) -> str:
+        """How many of the operations of an inner step are in programs, and which are PyTorch's own; for people."""
+        values, form = _flat((fast, shared, batch))
+        graph = traced(self._flat_function("gradient", (fast, shared, batch), form), values).graph
+        nodes = [node for node in graph.nodes if node.op == "call_function" and isinstance(node.target, OpOverload)]
+        own = [node for node in nodes if _by_pytorch(node.target)]
+        names = ", ".join(sorted({node.target.overloadpacket.__name__ for node in own}))
+        return f"{1 - len(own) / len(nodes):.0%} of its operations" + (f", all but {names}" if own else "")
+
+    def _program(self, kind: Kind, *arguments: Any) -> Callable[..., list[Tensor]]:
+        """A program for these arguments: weights of all tasks, what they share, a batch, what comes back."""
+        fast, shared, batch = arguments[:3]
+        if batch.mask is not None and not self._keeps_apart:
+            self._check_apart(fast, shared, batch.x)
+        if any(part.requires_grad for part in tensors_of(batch.x.x)):
+            raise UserError("compiled programs give no gradient by the inputs: use precision float32")
+        programs = PROGRAMS.setdefault(self.module, {})
+        values, form = _flat(arguments)
+        kinds = tuple((value.shape, value.dtype, value.device) for value in values)
+        key = kind, self.adapted, self.low, self.tf32, batch.loss, form, kinds
+        if key not in programs:
+            programs[key] = compiled(traced(self._flat_function(kind, arguments, form), values), MEANING[kind])
+        program = programs[key]
+
+        def run(*arguments: Any) -> list[Tensor]:
+            with _products(self.tf32):
+                return program([value.detach().contiguous() for value in _flat(arguments)[0]])
+
+        return run
+
+    def _flat_function(self, kind: Kind, arguments: Any, form: Any) -> Callable[..., list[Tensor]]:
+        """What a program of a kind does, as a function of tensors alone."""
+        functions: dict[Kind, Callable[..., list[Tensor]]] = {
+            "gradient": self._gradient,
+            "product": self._product,
+            "scores": self._score,
+        }
+
+        def flat(*values: Tensor) -> list[Tensor]:
+            with torch.enable_grad():
+                found = functions[kind](*_unflat(list(values), arguments, form))
+            return [value.detach().contiguous() for value in found]
+
+        return flat
+
+    def _losses(self, fast: Weights, shared: Weights, batch: Batch) -> tuple[Tensor, Tensor]:
+        outputs = self._traced_run(fast, shared, batch.x)
+        try:
+            return task_losses(batch.loss, outputs, batch.y, batch.mask), outputs
+        except RuntimeError as error:
+            raise explained(error, "loss") from error
+
+    def _traced_run(self, fast: Weights, shared: Weights, x: Given) -> Tensor:
+        usual = self._functions, self._promotes
+        self._functions, self._promotes = forms(self.low), True
+        try:
+            outputs = self._run(fast, shared, x)[0]
+        finally:
+            self._functions, self._promotes = usual
+        return outputs.to(next(iter(fast.values())).dtype)
+
+    def _gradient(self, fast: Weights, shared: Weights, batch: Batch) -> list[Tensor]:
+        fast = _leaves(fast)
+        return list(gradients_of(self._losses(fast, shared, batch)[0], fast, create_graph=False).values())
+
+    def _product(self, fast: Weights, shared: Weights, batch: Batch, back: Weights) -> list[Tensor]:
+        fast, shared = _leaves(fast), _leaves(shared)
+        gradients = gradients_of(self._losses(fast, shared, batch)[0], fast, create_graph=True)
+        used = [name for name, gradient in gradients.items() if gradient.requires_grad]
+        leaves = [*fast.values(), *shared.values()]
+        if not used:
+            return [torch.zeros_like(leaf) for leaf in leaves]
+        outputs, coming = [gradients[name] for name in used], [back[name] for name in used]
+        return list(torch.autograd.grad(outputs, leaves, coming, materialize_grads=True))
+
+    def _score(self, fast: Weights, shared: Weights, batch: Batch) -> list[Tensor]:
+        fast, shared = _leaves(fast), _leaves(shared)
+        losses, outputs = self._losses(fast, shared, batch)
+        mean = losses.mean()
+        leaves = [*fast.values(), *shared.values()]
+        return [mean, losses, outputs, *torch.autograd.grad(mean, leaves, materialize_grads=True)]
+
+
+class _Gradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gradient: Any, product: Any, batch: Batch, fast: Any, shared: Any, *weights: Tensor) -> Any:
+        ctx.product, ctx.batch, ctx.names = product, batch, (fast, shared)
+        ctx.save_for_backward(*weights)
+        return tuple(gradient(*_named(weights, fast, shared), batch))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *back: Tensor) -> tuple[Any, ...]:
+        fast, shared = _named(ctx.saved_tensors, *ctx.names)
+        return None, None, None, None, None, *ctx.product(fast, shared, ctx.batch, dict(zip(fast, back, strict=True)))
+
+
+class _Scores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, program: Any, batch: Batch, fast: Any, shared: Any, *weights: Tensor) -> Any:
+        mean, losses, outputs, *gradients = program(*_named(weights, fast, shared), batch)
+        ctx.save_for_backward(*gradients)
+        ctx.mark_non_differentiable(losses, outputs)
+        return mean, losses, outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, back: Tensor, *_: Any) -> tuple[Any, ...]:
+        return None, None, None, None, *torch._foreach_mul(ctx.saved_tensors, back)
+
+
+def _named(weights: tuple[Tensor, ...], fast: tuple[str, ...], shared: tuple[str, ...]) -> tuple[Weights, Weights]:
+    own = dict(zip(fast, weights, strict=False))
+    return own, dict(zip(shared, weights[len(fast) :], strict=True))
+
+
+def _leaves(weights: Weights) -> Weights:
+    return {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+
+
+def _flat(arguments: Any) -> tuple[list[Tensor], Any]:
+    """All tensors of the arguments, and the form of the rest."""
+    leaves, form = tree_flatten(arguments)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)], form
+
+
+def _unflat(values: list[Tensor], arguments: Any, form: Any) -> Any:
+    """The arguments with other tensors."""
+    left = iter(values)
+    leaves = tree_flatten(arguments)[0]
+    return tree_unflatten([next(left) if isinstance(leaf, Tensor) else leaf for leaf in leaves], form)
+
+
+def traced(function: Callable[..., list[Tensor]], values: list[Tensor]) -> GraphModule:
+    """What a function of tensors does, as a list of PyTorch's basic operations."""
+    from torch._functorch.compile_utils import fx_graph_cse
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    trace = make_fx(function, select_decomp_table(), tracing_mode="fake", _allow_non_fake_inputs=True)
+    # A tensor that comes twice is two inputs; only shapes and types are looked at.
+    module = trace(*(torch.empty_like(value, memory_format=torch.contiguous_format) for value in values))
+    for node in module.graph.nodes:
+        _shorten(node)
+    module = GraphModule(module, fx_graph_cse(module.graph))
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return module
+
+
+def _shorten(node: Node) -> None:
+    """Take out an operation that changes nothing: one that stands for its argument, or a permutation undone."""
+    aten = torch.ops.aten
+    if node.target in (aten.detach.default, aten.alias.default):
+        node.replace_all_uses_with(cast(Node, node.args[0]))
+    elif node.target == aten.permute.default:
+        source, order = cast(Any, node.args)
+        if source.target == aten.permute.default:
+            inner, before = source.args
+            node.args = source, order = inner, [before[dim] for dim in order]
+        if list(order) == list(range(len(order))):
+            node.replace_all_uses_with(source)
+
+
+def _inductor() -> Any:
+    """The compiler's module, which is slow to import."""
+    with warnings.catch_warnings():  # PyTorch's own, about PyTorch
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import torch._inductor.compile_fx
+    return torch._inductor.compile_fx
+
+
+def _by_pytorch(operation: OpOverload) -> bool:
+    """Whether the compiler leaves an operation to PyTorch's own kernels; convolutions are ours."""
+    _inductor()
+    from torch._inductor.lowering import fallbacks, lowerings
+
+    return operation.namespace != "gradshare" and (operation in fallbacks or operation not in lowerings)
+
+
+def compiled(module: GraphModule, what: str) -> Program:
+    """A list of operations as one program, by Inductor; it keeps what it compiled for later processes."""
+    from torch._guards import TracingContext, tracing
+
+    compile_fx_inner = _inductor().compile_fx_inner
+    for listen in _listeners:
+        listen(f"compiling {what} ({len(module.graph.nodes):,} operations); later runs find it compiled")
+    examples = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    with torch.no_grad(), tracing(TracingContext(examples[0].fake_mode)):
+        return cast(Program, compile_fx_inner(module, examples))
+
+
+@contextmanager
+def announced(listen: Callable[[str], object]) -> Iterator[None]:
+    """Call a function with a line of text before something is compiled."""
+    _listeners.append(listen)
+    try:
+        yield
+    finally:
+        _listeners.remove(listen)
+
+
+def interpreted(module: GraphModule, what: str) -> Program:
+    """The same without a compiler: one operation after the other."""
+    return lambda values: module(*values)
+
+
+@contextmanager
+def _products(tf32: bool) -> Iterator[None]:
+    """Allow TF32 in PyTorch's own products."""
+    if not tf32:
+        yield
+        return
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before

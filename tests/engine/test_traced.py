@@ -1,0 +1,346 @@
+"""Any module as traced programs: exact in float64, for every kind of layer and algorithm; bf16; memory.
+
+But for the last tests, what was traced runs operation by operation, without the compiler.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import gradshare as gs
+from gradshare.engine import traced
+from gradshare.engine.convolution import TaskMaps
+from gradshare.engine.forms import normalised
+from gradshare.engine.operations import conv
+from tests.learners.test_parts import assert_same_as_whole
+from tests.support.cases import (
+    ALGORITHMS,
+    FURTHER,
+    MATRIX,
+    Case,
+    assert_equal_to_reference,
+    build,
+    classifiers,
+    randomised,
+)
+from tests.support.learners import tasks
+from tests.support.models import CONV4, EXTRAS, RELU_NORM
+
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traced, "compiled", traced.interpreted)
+
+
+def on_programs(case: Case) -> Case:
+    return case._replace(learner=case.learner.to("cpu", compiled=True))
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("net", EXTRAS)
+def test_any_module_equals_a_loop_over_tasks(net: str) -> None:
+    assert_equal_to_reference(on_programs(build(EXTRAS[net], "maml", "global", steps=2)), EXTRAS[net], tasks=3)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize(("algorithm", "net"), classifiers({**ALGORITHMS, **FURTHER}, MATRIX))
+def test_algorithms_equal_a_loop_over_tasks(algorithm: str, net: str) -> None:
+    entry, adapt_norm = MATRIX[net]
+    # ALFA sees the mean of a direction, and a norm per tensor makes a direction of rounding errors
+    sharing = "global" if algorithm in FURTHER else "tensor"
+    assert_equal_to_reference(on_programs(build(entry, algorithm, sharing, 2, adapt_norm)), entry, tasks=2)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("algorithm", ["anil", "boil", "maml++"])
+@pytest.mark.parametrize("net", ["ResNet12", "ViT"])
+def test_algorithms_on_our_other_networks(algorithm: str, net: str) -> None:
+    assert_equal_to_reference(on_programs(build(EXTRAS[net], algorithm, "global", 2)), EXTRAS[net], tasks=2)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_conv4_with_adapted_norms_is_pooled_as_pytorch_does() -> None:
+    case = on_programs(build(CONV4, "maml", "global", 2, adapt_norm=True))
+    assert_equal_to_reference(case, CONV4, tasks=2)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_masks_are_as_in_general() -> None:
+    entry, episodes = RELU_NORM, RELU_NORM.tasks(3)
+    support, query = (torch.ones(y.shape, dtype=torch.bool) for y in (episodes.support_y, episodes.query_y))
+    support[0, 4:], query[1, :3] = False, False
+    episodes = gs.Episodes(*episodes.tensors(), support, query)
+    usual = build(entry, "maml", "global").learner
+    state = randomised(usual.init())
+    found, expected = (one.outer_loss(state, episodes) for one in (usual.to("cpu", compiled=True), usual))
+    leaves = list(state.trainable().values())
+    torch.testing.assert_close(found.losses, expected.losses, rtol=1e-12, atol=0)
+    ours, theirs = (
+        torch.cat([g.flatten() for g in torch.autograd.grad(out.loss, leaves)]) for out in (found, expected)
+    )
+    assert (ours - theirs).abs().max() <= 1e-11 * theirs.abs().max()
+
+
+class Summed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(3, 4), nn.Linear(2, 4)
+
+    def forward(self, one: Tensor, other: Tensor) -> Tensor:
+        return torch.tanh(self.left(one)) * self.right(other)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_several_inputs_are_as_in_general() -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = tuple(torch.randn(2, 5, size, generator=draw) for size in (3, 2))
+    y = torch.randint(4, (2, 5), generator=draw)
+    episodes, usual = gs.Episodes(x, y, x, y), gs.maml(Summed(), steps=2)
+    state = usual.init()
+    losses = [one.outer_loss(state, episodes).losses for one in (usual, usual.to("cpu", compiled=True))]
+    torch.testing.assert_close(*losses)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("algorithm", ["maml", "first_order_maml", "maml_plus_plus", "anil"])
+def test_parts_of_the_tasks_are_the_same_step(algorithm: str) -> None:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3), nn.SiLU(), nn.AvgPool2d(4), nn.Flatten()
+    model = nn.Sequential(*layers, nn.Linear(12, 3)).double()
+    learner = getattr(gs, algorithm)(model, steps=2, sharing=gs.GradientSharing()).to("cpu", compiled=True)
+    assert_same_as_whole(learner, tasks(), 1, 2)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_reptile_and_evaluation_are_as_in_general() -> None:
+    usual = gs.reptile(RELU_NORM.make(), steps=2)
+    programs, state, episodes = usual.to("cpu", compiled=True), usual.init(), RELU_NORM.tasks(2)
+    found, expected = programs.outer_loss(state, episodes), usual.outer_loss(state, episodes)
+    torch.testing.assert_close(found.losses, expected.losses, rtol=1e-10, atol=0)
+    torch.testing.assert_close(programs.logits(state, episodes), usual.logits(state, episodes), rtol=1e-12, atol=0)
+
+
+GEOMETRIES: dict[str, tuple[TaskMaps, tuple[int, ...], tuple[int, ...]]] = {
+    "1d": (TaskMaps([2], [1], [1], False, [0], 1), (2, 3, 2, 7), (2, 4, 2, 3)),
+    "2d": (TaskMaps([1, 2], [1, 0], [1, 2], False, [0, 0], 2), (2, 2, 4, 6, 7), (2, 4, 2, 3, 2)),
+    "3d": (TaskMaps([1] * 3, [1] * 3, [1] * 3, False, [0] * 3, 1), (2, 2, 1, 3, 3, 3), (2, 2, 1, 2, 2, 2)),
+    "transposed": (TaskMaps([2, 2], [1, 0], [1, 2], True, [1, 0], 2), (2, 2, 4, 4, 3), (2, 4, 2, 3, 2)),
+}
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_convolutions_and_their_derivatives(name: str) -> None:
+    maps, *shapes = GEOMETRIES[name]
+    draw = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(shape, generator=draw, dtype=torch.float64, requires_grad=True) for shape in shapes)
+    expected = [torch.ops.aten.convolution(one, filters, None, *maps) for one, filters in zip(x, w, strict=True)]
+    torch.testing.assert_close(conv(x, w, None, maps), torch.stack(expected))
+    assert torch.autograd.gradcheck(lambda x, w: conv(x, w, None, maps), (x, w))
+    assert torch.autograd.gradgradcheck(lambda x, w: conv(x, w, None, maps), (x, w))
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_the_stand_ins_of_the_operators(name: str) -> None:
+    maps, *shapes = GEOMETRIES[name]
+    x, w = (torch.randn(shape) for shape in shapes)
+    y = torch.ops.gradshare.conv(x, w, *maps)
+    for operator, tensors in (("conv", (x, w)), ("images_gradient", (y, x, w)), ("filters_gradient", (y, x, w))):
+        function = getattr(torch.ops.gradshare, operator).default
+        torch.library.opcheck(function, (*tensors, *maps), test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("dims", [[1, 3, 4], [2], [3, 4]])
+def test_normalisation_and_its_derivatives(dims: list[int]) -> None:
+    x = torch.randn(2, 3, 2, 2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    expected = (x - x.mean(dims, keepdim=True)) / (x.var(dims, correction=0, keepdim=True) + 0.1).sqrt()
+    torch.testing.assert_close(normalised(x, dims, 0.1), expected)
+    assert torch.autograd.gradcheck(lambda x: normalised(x, dims, 0.1), (x,))
+    assert torch.autograd.gradgradcheck(lambda x: normalised(x, dims, 0.1), (x,))
+
+
+def deep(channels: int = 8) -> nn.Module:
+    """Four convolutions with batch norm, as a user writes them."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for inputs, pool in ((1, True), (channels, True), (channels, False), (channels, False)):
+        layers += [nn.Conv2d(inputs, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.GELU()]
+        layers += [nn.AvgPool2d(2)] if pool else []
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * 16, 5))
+
+
+def images(seed: int, tasks: int = 3) -> gs.Episodes:
+    draw = torch.Generator().manual_seed(seed)
+    x, query = (torch.randn(tasks, n, 1, 16, 16, generator=draw) for n in (10, 20))
+    return gs.Episodes(x, torch.arange(5).repeat(tasks, 2), query, torch.arange(5).repeat(tasks, 4))
+
+
+def flat(learner: gs.Learner, state: gs.MetaState, episodes: gs.Episodes) -> Tensor:
+    loss = learner.outer_loss(state, episodes).loss
+    gradients = torch.autograd.grad(loss, list(state.trainable().values()), materialize_grads=True)
+    return torch.cat([gradient.flatten().double() for gradient in gradients])
+
+
+def by_autocast(model: nn.Module, state: gs.MetaState, episodes: gs.Episodes, adapted: Any, steps: int) -> Tensor:
+    """MAML's meta-gradient by a loop over tasks under torch.autocast, as a user of PyTorch has it."""
+    losses = []
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False), sdpa_kernel(SDPBackend.MATH):
+        for t in range(episodes.tasks):
+            fast = {name: state.params[name] for name in adapted}
+            for _ in range(steps):
+                logits = functional_call(model, {**state.params, **fast}, (episodes.support_x[t],))
+                loss = F.cross_entropy(logits.float(), episodes.support_y[t])
+                gradients = torch.autograd.grad(loss, list(fast.values()), create_graph=True)
+                fast = {name: w - 0.05 * g for (name, w), g in zip(fast.items(), gradients, strict=True)}
+            logits = functional_call(model, {**state.params, **fast}, (episodes.query_x[t],))
+            losses.append(F.cross_entropy(logits.float(), episodes.query_y[t]))
+    gradients = torch.autograd.grad(
+        torch.stack(losses).mean(), list(state.trainable().values()), materialize_grads=True
+    )
+    return torch.cat([gradient.flatten().double() for gradient in gradients])
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("make", [deep, lambda: gs.ViT(5, (1, 16, 16), patch=4, width=16, depth=2, heads=2)])
+def test_bf16_is_as_exact_as_autocast(make: Any) -> None:
+    """Its rounding, relative to the meta-gradient in float64, beside that of torch.autocast: the mean of five seeds."""
+    ours, theirs = [], []
+    for seed in range(5):
+        torch.manual_seed(seed)
+        model, episodes = make(), images(seed)
+        learner = gs.maml(model, inner_lr=0.05, steps=2)
+        state = learner.init(seed)
+        wide = gs.maml(make().double(), inner_lr=0.05, steps=2)
+        exact_state = wide.init()
+        for name, tensor in exact_state.trainable().items():
+            tensor.data.copy_(state.trainable()[name].data)
+        exact = flat(wide, exact_state, episodes.to("cpu", torch.float64))
+        found = flat(learner.to("cpu", "bf16"), state, episodes)
+        other = by_autocast(learner.module, state, episodes, learner.adapted, 2)
+        ours.append(((found - exact).norm() / exact.norm()).item())
+        theirs.append(((other - exact).norm() / exact.norm()).item())
+    assert 1e-5 < sum(ours) < 1.3 * sum(theirs), (ours, theirs)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_bf16_keeps_weights_and_losses_in_float32() -> None:
+    learner = gs.maml(deep(), steps=2, sharing=gs.GradientSharing()).to("cpu", "bf16")
+    state, episodes = learner.init(), images(0)
+    out = learner.outer_loss(state, episodes)
+    assert out.loss.dtype == out.losses.dtype == torch.float32
+    assert all(
+        tensor.dtype in (torch.float32, torch.bool)
+        for tensor in dataclasses.replace(state, memory=out.memory).tensors().values()
+    )
+    logits, usual = (one.logits(state, episodes).detach() for one in (learner, learner.to("cpu")))
+    assert logits.dtype == torch.float32 and 1e-4 < (logits - usual).norm() / usual.norm() < 0.1  # evaluated in bf16
+    kinds = {node.meta["val"].dtype for node in convolutions_of(learner)}
+    assert kinds == {torch.bfloat16}
+
+
+def convolutions_of(learner: gs.Learner) -> list[Any]:
+    programs = traced.PROGRAMS[learner.module].values()
+    graphs = [cell.cell_contents.graph for run in programs for cell in run.__closure__]
+    return [node for graph in graphs for node in graph.nodes if "gradshare" in str(node.target)]
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("name", [name for name in EXTRAS if name not in ("embedding", "embedding with padding")])
+def test_bf16_runs_every_layer(name: str) -> None:
+    """Also those without a form, which get their arguments in one type."""
+    entry = EXTRAS[name]
+    loss = entry.loss if entry.loss == "cross_entropy" else "mse"
+    learner = gs.maml(entry.make().float(), steps=1, loss=loss).to("cpu", "bf16")
+    state, episodes = learner.init(), entry.tasks(2).to("cpu", torch.float32)
+    exact = gs.maml(entry.make(), steps=1, loss=loss)
+    expected = exact.outer_loss(exact.init(), entry.tasks(2)).losses
+    torch.testing.assert_close(learner.outer_loss(state, episodes).losses.double(), expected, rtol=0.1, atol=0.1)
+    assert flat(learner, state, episodes).isfinite().all()
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_an_inner_step_keeps_its_weights_alone() -> None:
+    """What autograd keeps for the way back grows with the weights, not with the activations."""
+    kept = {}
+    for compiled in (False, True):
+        learner = gs.maml(deep(), steps=5).to("cpu", compiled=compiled)
+        state, episodes = learner.init(), images(0)
+        learner.outer_loss(state, episodes)  # traces
+        sizes: dict[int, int] = {}
+
+        def pack(tensor: Tensor, sizes: dict[int, int] = sizes) -> Tensor:
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            out = learner.outer_loss(state, episodes)
+        kept[compiled] = sum(sizes.values())
+        assert out.loss.isfinite()
+    weights = sum(weight.numel() for weight in deep().parameters()) * 4 * 3
+    assert kept[True] < 20 * weights < kept[False] / 3, kept
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_a_loss_that_looks_at_values_is_an_error() -> None:
+    learner = gs.maml(deep(), steps=1, loss=lambda logits, y: logits.sum() if bool(y[0] > 3) else logits.mean())
+    with pytest.raises(gs.UserError):
+        learner.to("cpu", compiled=True).outer_loss(learner.init(), images(0))
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_a_program_serves_all_epochs_and_weights() -> None:
+    learner = gs.maml_plus_plus(deep(), steps=2).to("cpu", compiled=True)
+    state = learner.init()
+    for epoch in (0, 1, 3):
+        learner.at(epoch).outer_loss(state, images(epoch)).loss.backward()
+    assert len(traced.PROGRAMS[learner.module]) == 3
+
+
+def test_compiled_programs_give_the_same() -> None:
+    """By the compiler itself, in float32 and bf16, and said before it starts."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, stride=4), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5))
+    usual, episodes, lines = gs.maml(model, steps=2), images(0), list[str]()
+    state = usual.init()
+    expected = flat(usual, state, episodes)
+    with traced.announced(lines.append):
+        found = flat(usual.to("cpu", compiled=True), state, episodes)
+        rounded = flat(usual.to("cpu", "bf16"), state, episodes)
+    assert (found - expected).norm() < 1e-5 * expected.norm()
+    assert 1e-4 < (rounded - expected).norm() / expected.norm() < 0.1
+    assert len(lines) == 6 and lines[0].startswith("compiling an inner step (")
+
+
+def test_tf32_needs_a_gpu() -> None:
+    with pytest.raises(gs.UserError, match="NVIDIA"):
+        gs.maml(deep()).to("cpu", "tf32")
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_the_share_of_operations_in_programs() -> None:
+    class Fourier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(9, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.fft.rfft(x.flatten(1)[:, :16]).real)
+
+    episodes = images(0)
+    assert isinstance(episodes.support_x, Tensor)
+    found = [
+        gs.maml(model, steps=1).to("cpu", compiled=True).programs_share(episodes.support_x, episodes.support_y)
+        for model in (deep(), Fourier())
+    ]
+    assert found[0] == "100% of its operations"
+    assert found[1] is not None and "all but" in found[1] and "fft" in found[1] and not found[1].startswith("100%")
+    assert gs.maml(deep()).programs_share(episodes.support_x, episodes.support_y) is None
