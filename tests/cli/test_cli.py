@@ -14,6 +14,7 @@ from typing import Any, get_args
 import pytest
 
 import gradshare as gs
+from gradshare.cli import waiting
 from gradshare.cli.app import app
 from gradshare.cli.options import Given
 from gradshare.experiments import estimate
@@ -387,3 +388,14 @@ def test_damaged_files_are_named(blobs: Path, tmp_path: Path) -> None:
     ):
         (tmp_path / "run" / "config.json").write_text(text)
         assert word in mistake("test", tmp_path / "run")
+
+
+def test_a_stop_just_after_a_run_names_the_command_that_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "LEFT", [])
+    with pytest.raises(SystemExit) as stopped, waiting.stoppable(waiting.what_is_left):
+        with waiting.stoppable_run(tmp_path, "gradshare train --out x", "gradshare train --resume x"):
+            (tmp_path / "config.json").write_text("{}")
+        raise KeyboardInterrupt
+    assert stopped.value.code == 3 and "to go on: gradshare train --resume x" in capsys.readouterr().err

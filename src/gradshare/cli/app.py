@@ -19,7 +19,15 @@ from gradshare.cli.data import data_app
 from gradshare.cli.grid import compare, grid_app, show_report
 from gradshare.cli.options import Given, Options, own_code
 from gradshare.cli.testing import test
-from gradshare.cli.waiting import load_data, says_how_to_go_on, stoppable, stoppable_run, typed_command
+from gradshare.cli.waiting import (
+    LEFT,
+    load_data,
+    says_how_to_go_on,
+    stoppable,
+    stoppable_run,
+    typed_command,
+    what_is_left,
+)
 from gradshare.errors import (
     TOO_LITTLE_MEMORY,
     RendezvousFailed,
@@ -206,7 +214,8 @@ def main() -> None:
     try:
         if any("\0" in word for word in sys.argv):
             raise UserError("there is a NUL character in the command, which no name of a file can have")
-        with nullcontext() if one_of_several() else stoppable(f"to go on: {typed_command()}"):
+        LEFT.clear()
+        with nullcontext() if one_of_several() else stoppable(what_is_left):
             app(sys.argv[1:], exit_on_error=False, print_error=False)
     except (CycloptsError, UserError) as error:
         _end(str(error), each=isinstance(error, RendezvousFailed))

@@ -90,8 +90,17 @@ def stoppable_run(folder: Path, command: str, go_on: str) -> Iterator[None]:
         begun = (folder / "config.json").exists()
         return f"all up to the last checkpoint is kept\nto go on: {go_on if begun else command}"
 
+    LEFT[:] = [left]
     with stoppable(left):
         yield
+
+
+LEFT: list[Callable[[], str]] = []  # what is left of the run that this command trains, also when it has just ended
+
+
+def what_is_left() -> str:
+    """How to go on with a command that is stopped before or after its run."""
+    return LEFT[0]() if LEFT else f"to go on: {typed_command()}"
 
 
 @contextmanager
