@@ -299,3 +299,22 @@ def test_an_ignored_ctrl_c_stays_ignored() -> None:
             assert stop()
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+class GatesByTensor:
+    """A rule of one's own whose learned values have the paper's name and another shape."""
+
+    name = "sharing"
+
+    def init(self, weights: Any, steps: int) -> Any:
+        return {"lam": {name: weight.new_zeros(steps) for name, weight in weights.items()}}, {}
+
+    def update(self, at: gs.InnerStep) -> gs.Moved:
+        gates = {name: at.now(at.learned["lam"][name]).sigmoid() for name in at.gradients}
+        return gs.Moved({name: gates[name] * own for name, own in at.gradients.items()})
+
+
+def test_a_rule_with_gates_of_another_shape_is_trained(dataset: gs.Dataset, tmp_path: Path) -> None:
+    own = gs.maml(gs.Conv4(ways=3, filters=3, image=(1, 16, 16)), steps=2, sharing=GatesByTensor())
+    run = gs.train(own, dataset, tmp_path / "run", display=False, **TINY)
+    assert all(line["lam"] is None for line in run.metrics) and "head.bias" in run.last.learned["sharing"]["lam"]

@@ -498,8 +498,12 @@ def _score(evaluation: Evaluation, epochs: list[int]) -> Score:
 
 
 def _gates(state: MetaState) -> dict[str, tuple[float, ...] | None]:
-    """sig(m) and sig(lam) of every inner step; of conditioned sharing, also the weight of the agreement."""
-    sharing = state.learned.get("sharing", {})
+    """sig(m) and sig(lam) of every inner step; of conditioned sharing, also the weight of the agreement.
+
+    A rule of the user's own may have learned values of these names and another shape: they are left out.
+    """
+    learned = state.learned.get("sharing", {})
+    sharing = {name: value for name, value in learned.items() if isinstance(value, Tensor) and value.dim() == 1}
     found = {name: tuple(sharing[name].sigmoid().tolist()) for name in ("m", "lam") if name in sharing}
     return {**found, "agreement": tuple(sharing["agreement"].tolist())} if "agreement" in sharing else {**found}
 
