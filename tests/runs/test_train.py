@@ -288,6 +288,22 @@ def test_a_second_interrupt_stops_at_once(dataset: gs.Dataset, tmp_path: Path) -
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_a_stop_inside_a_finaliser_is_not_lost() -> None:
+    """Python prints what a handler raises there, and goes on: a run once went on to its end so."""
+
+    class Finalised:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+            sum(range(10))
+
+    with pytest.raises(HardStop), stop_requests() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        assert stop()
+        Finalised()
+        time.sleep(5)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def test_an_ignored_ctrl_c_stays_ignored() -> None:
     """As in the workers of a grid, whose parent answers it: else its SIGTERM would be the second interrupt."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gradshare.errors import printable, say
-from gradshare.runs.workers import HardStop, Interrupted
+from gradshare.runs.workers import HardStop, Interrupted, stops_go_to
 
 Progress = Callable[[int, int], None]  # done, in all (0: unknown)
 
@@ -63,18 +62,14 @@ def stoppable(what_is_left: str | Callable[[], str]) -> Iterator[None]:
     def stop(number: int, frame: Any) -> None:
         raise HardStop
 
-    wanted = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, stop) for number in wanted}
-    try:
-        yield
-    except KeyboardInterrupt:
-        left = what_is_left if isinstance(what_is_left, str) else what_is_left()
-        for line in f"gradshare: stopped; {left}".splitlines():
-            say(line, error=True)
-        raise SystemExit(3) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with stops_go_to(stop):
+        try:
+            yield
+        except KeyboardInterrupt:
+            left = what_is_left if isinstance(what_is_left, str) else what_is_left()
+            for line in f"gradshare: stopped; {left}".splitlines():
+                say(line, error=True)
+            raise SystemExit(3) from None
 
 
 @contextmanager

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 DONE, FAILED, STOPPED = 0, 1, 3  # exit codes; any other, or a signal's number below 0: the process died
 
@@ -31,6 +33,32 @@ _is_worker = False
 
 
 @contextmanager
+def stops_go_to(handle: Callable[[int, object], None]) -> Iterator[dict[int, Any]]:
+    """Within the block, `handle` gets Ctrl-C and SIGTERM; what got them before gets them after it.
+
+    Python calls a handler wherever it is. In a finaliser, or in a lock of an import, it only prints what `handle`
+    raises, and goes on: then the signal is sent again, a moment later.
+    """
+    wanted = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    before: dict[int, Any] = {number: signal.signal(number, handle) for number in wanted}
+    hook = sys.unraisablehook
+
+    def send_again(dropped: sys.UnraisableHookArgs) -> None:
+        if issubclass(dropped.exc_type, HardStop):
+            threading.Timer(0.01, signal.raise_signal, wanted[:1]).start()
+        else:
+            hook(dropped)
+
+    sys.unraisablehook = send_again
+    try:
+        yield before
+    finally:
+        sys.unraisablehook = hook
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def stop_requests(patient: bool = False) -> Iterator[Callable[[], bool]]:
     """Within the block, the first Ctrl-C or SIGTERM is a request to stop; a second one raises `HardStop`.
 
@@ -47,14 +75,12 @@ def stop_requests(patient: bool = False) -> Iterator[Callable[[], bool]]:
             raise HardStop
         asked.set()
 
-    wanted = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, handle) for number in wanted}
-    try:
-        yield asked.is_set
-    finally:
-        answered = _is_worker and asked.is_set()  # the same request must not kill a worker that is about to exit
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_IGN if answered else handler)
+    with stops_go_to(handle) as before:
+        try:
+            yield asked.is_set
+        finally:
+            if _is_worker and asked.is_set():  # the same request must not kill a worker that is about to exit
+                before.update(dict.fromkeys(before, signal.SIG_IGN))
 
 
 def become_worker() -> None:
