@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import reduce
 from typing import Literal
 
 import numpy as np
@@ -13,6 +11,7 @@ from gradshare.method.variants import Variant
 from gradshare.reports import words
 from gradshare.reports.comparison import ArmResult, Comparison, ExperimentResult
 from gradshare.reports.model import Arm, Floats, Ints, Run, Setting, text_of
+from gradshare.reports.statistics import in_common_epochs, multiples, round_steps
 
 Scale = Literal["accuracy", "loss", "gate", "lead"]
 GATES = ((words.GATE_M, (), "m"), (words.GATE_LAM, (4.0, 2.0), "lam"))
@@ -161,8 +160,8 @@ def _mean(lines: list[tuple[Ints, Floats]]) -> tuple[Ints, Floats]:
     begun = [line for line in lines if len(line[0])]
     if not begun:
         return lines[0]
-    epochs = reduce(np.intersect1d, [one for one, _ in begun])
-    return epochs, np.mean([values[np.searchsorted(one, epochs)] for one, values in begun], axis=0)
+    epochs, values = in_common_epochs(begun)
+    return epochs, values.mean(axis=0)
 
 
 def _legend(result: ArmResult, status: str) -> str:
@@ -206,11 +205,9 @@ def ticks(low: float, high: float, most: int, whole: bool = False) -> list[float
         >>> ticks(0.18, 0.63, 5), ticks(0.6, 20.4, 6, whole=True)
         ([0.2, 0.3, 0.4, 0.5, 0.6], [5.0, 10.0, 15.0, 20.0])
     """
-    size = 10.0 ** math.floor(math.log10((high - low) / most))
-    steps = [size * factor for factor in (1, 2, 5, 10, 20) if not whole or size * factor >= 1]
-    step = next((one for one in steps if math.floor(high / one) - math.ceil(low / one) < most), 1.0)
-    places = max(0, -math.floor(math.log10(step)))
-    return [round(number * step, places) for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    steps = [step for step in reversed(round_steps(high - low)) if not whole or step >= 1]
+    choices = (multiples(low, high, step) for step in (*steps, 1.0))
+    return next(values for values in choices if len(values) <= most)
 
 
 def tick_text(value: float, scale: Scale) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from gradshare.reports.model import Floats, Ints, Measure, Run, common_measure, sign
 
+Flags = NDArray[np.bool_]
 Verdict = Literal["ahead", "behind", "mixed", "unclear"]
 FEWEST, MOST = 3, 5  # levels to reach
 FINEST_ACCURACY = 0.001
@@ -78,62 +80,59 @@ class Hit:
     seconds: float | None  # of training until the end of that epoch; None if an epoch was not timed
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """A run and its reference in their common epochs."""
-
-    epochs: Ints  # [C]
-    difference: Floats  # [C]
-    better: NDArray[np.bool_]  # [C]
-    worse: NDArray[np.bool_]  # [C]
-    known: NDArray[np.bool_]  # [C], both have an interval
-
-    @property
-    def final_bands(self) -> Literal["better", "worse", "overlap"] | None:
-        if not len(self.epochs) or not self.known[-1]:
-            return None
-        return "better" if self.better[-1] else "worse" if self.worse[-1] else "overlap"
-
-    @property
-    def level_from(self) -> int | None:
-        held = self.known & ~self.worse
-        trailing = len(held) if held.all() else int(np.argmin(held[::-1]))
-        return int(self.epochs[-trailing]) if trailing else None
-
-    def verdict(self, measure: Measure) -> Verdict:
-        better, worse = self.better.any(), self.worse.any()
-        lead = sign(measure) * self.difference.mean() if len(self.epochs) else 0
-        if better and worse:
-            return "mixed"
-        return "ahead" if better and lead > 0 else "behind" if worse and lead < 0 else "unclear"
-
-
 def versus(run: Run, reference: Run) -> Versus:
     """Compare a run with a reference."""
-    pair = _pair(run, reference)
-    any_common = len(pair.epochs) > 0
-    first_better = pair.epochs[pair.better]
+    common, own, other = np.intersect1d(run.epochs, reference.epochs, assume_unique=True, return_indices=True)
+    finite = np.isfinite(run.val[own]) & np.isfinite(reference.val[other])
+    epochs, own, other = common[finite], own[finite], other[finite]
+    gap = run.val[own] - reference.val[other]
+    reach = run.interval[own] + reference.interval[other]
+    lead, known = sign(run.measure) * gap, np.isfinite(reach)
+    better, worse = lead > reach, -lead > reach
+    difference = points(run.measure) * gap
     return Versus(
         reference=reference.name,
         speed_up=speed_up(run, reference),
-        equally_long=any_common and (run.last_epoch == reference.last_epoch or (_settled(run) and _settled(reference))),
-        common_epochs=len(pair.epochs),
-        mean_difference=float(pair.difference.mean()) if any_common else None,
-        area=float(pair.difference.sum()) if any_common else None,
-        final_epoch=int(pair.epochs[-1]) if any_common else None,
-        final_difference=float(pair.difference[-1]) if any_common else None,
-        final_bands=pair.final_bands,
-        epochs_with_bands=int(pair.known.sum()),
-        epochs_apart_better=int(pair.better.sum()),
-        epochs_apart_worse=int(pair.worse.sum()),
-        first_epoch_apart=int(first_better[0]) if len(first_better) else None,
-        level_from_epoch=pair.level_from,
-        verdict=pair.verdict(run.measure),
+        equally_long=len(epochs) > 0 and (run.last_epoch == reference.last_epoch or _settled(run, reference)),
+        common_epochs=len(epochs),
+        mean_difference=float(difference.mean()) if len(epochs) else None,
+        area=float(difference.sum()) if len(epochs) else None,
+        final_epoch=int(epochs[-1]) if len(epochs) else None,
+        final_difference=float(difference[-1]) if len(epochs) else None,
+        final_bands=_final_bands(known, better, worse),
+        epochs_with_bands=int(known.sum()),
+        epochs_apart_better=int(better.sum()),
+        epochs_apart_worse=int(worse.sum()),
+        first_epoch_apart=_first(epochs[better]),
+        level_from_epoch=_first(epochs[_since(known & ~worse)]),
+        verdict=_verdict(lead, bool(better.any()), bool(worse.any())),
     )
 
 
-def _settled(run: Run) -> bool:
-    return run.last_epoch is not None and run.best_epoch is not None and run.last_epoch - run.best_epoch >= SETTLED
+def _final_bands(known: Flags, better: Flags, worse: Flags) -> Literal["better", "worse", "overlap"] | None:
+    if not known[-1:].any():
+        return None
+    return "better" if better[-1] else "worse" if worse[-1] else "overlap"
+
+
+def _since(held: Flags) -> slice:
+    """The epochs at the end in all of which something held."""
+    broken = np.flatnonzero(~held)
+    return slice(broken[-1] + 1 if len(broken) else 0, None)
+
+
+def _first(epochs: Ints) -> int | None:
+    return int(epochs[0]) if len(epochs) else None
+
+
+def _verdict(lead: Floats, better: bool, worse: bool) -> Verdict:
+    if better and worse:
+        return "mixed"
+    return "ahead" if better and lead.mean() > 0 else "behind" if worse and lead.mean() < 0 else "unclear"
+
+
+def _settled(*runs: Run) -> bool:
+    return all(run.last_epoch and run.best_epoch and run.last_epoch - run.best_epoch >= SETTLED for run in runs)
 
 
 def speed_up(run: Run, reference: Run) -> float | None:
@@ -143,33 +142,24 @@ def speed_up(run: Run, reference: Run) -> float | None:
 
 def gains(run: Run, sharing: Run, original: Run) -> Gains:
     """Compare the gain of a control with the gain of sharing."""
-    epochs = reduce(np.intersect1d, [one.epochs[np.isfinite(one.val)] for one in (run, sharing, original)])
+    known = [np.isfinite(one.val) for one in (run, sharing, original)]
+    lines = [(one.epochs[at], one.val[at]) for one, at in zip((run, sharing, original), known, strict=True)]
+    epochs, (own, shared, base) = in_common_epochs(lines)
+    if not len(epochs):
+        return Gains(0, None, None)
     scale = points(run.measure) * sign(run.measure)
+    return Gains(len(epochs), float(scale * (own - base).mean()), float(scale * (shared - base).mean()))
 
-    def gain(one: Run) -> float | None:
-        difference = _values_at(one, epochs) - _values_at(original, epochs)
-        return float(scale * difference.mean()) if len(epochs) else None
 
-    return Gains(len(epochs), gain(run), gain(sharing))
+def in_common_epochs(lines: list[tuple[Ints, Floats]]) -> tuple[Ints, Floats]:
+    """The epochs that all lines have, [C], and the values of each line there, [lines, C]."""
+    epochs = reduce(np.intersect1d, [own for own, _ in lines])
+    return epochs, np.array([values[np.searchsorted(own, epochs)] for own, values in lines])
 
 
 def points(measure: Measure) -> int:
     """Differences of accuracies are in points, differences of losses as they are."""
     return 100 if measure == "accuracy" else 1
-
-
-def _pair(run: Run, reference: Run) -> _Pair:
-    common, own, other = np.intersect1d(run.epochs, reference.epochs, assume_unique=True, return_indices=True)
-    finite = np.isfinite(run.val[own]) & np.isfinite(reference.val[other])
-    own, other = own[finite], other[finite]
-    gap = run.val[own] - reference.val[other]
-    reach = run.interval[own] + reference.interval[other]
-    lead = sign(run.measure) * gap
-    return _Pair(common[finite], points(run.measure) * gap, lead > reach, -lead > reach, np.isfinite(reach))
-
-
-def _values_at(run: Run, epochs: Ints) -> Floats:
-    return run.val[np.searchsorted(run.epochs, epochs)]
 
 
 # Levels to reach
@@ -186,11 +176,10 @@ def choose_levels(runs: list[Run]) -> list[float]:
     measure = common_measure(runs)
     start = min(float(sign(measure) * curve[0]) for curve in curves)
     end = max(float((sign(measure) * curve).max()) for curve in curves)
-    chosen: list[float] = []
-    for step in _round_steps(end - start, measure):
-        chosen = _multiples(start, end, step)
-        if len(chosen) >= FEWEST:
-            break
+    finest = FINEST_ACCURACY if measure == "accuracy" else 0.0
+    steps = [step for step in round_steps(end - start) if step > finest * 0.999]
+    choices = [[value for value in multiples(start, end, step) if value > start] for step in steps]
+    chosen = next((values for values in choices if len(values) >= FEWEST), choices[-1] if choices else [])
     return [sign(measure) * value for value in chosen[-MOST:]]
 
 
@@ -200,22 +189,19 @@ def reached(run: Run, level: float) -> Hit | None:
     return Hit(int(hits[0]), run.seconds_until(int(hits[0]))) if len(hits) else None
 
 
-def _round_steps(span: float, measure: Measure) -> list[float]:
-    """Steps from coarse to fine for a range of that length."""
+def round_steps(span: float) -> list[float]:
+    """1, 2 and 5 times powers of ten, from coarse to fine, for a range of that length."""
     if span <= 0:
         return []
     top = math.floor(math.log10(span))
-    steps = [digit * 10.0**power for power in range(top, top - 3, -1) for digit in (5, 2, 1)]
-    finest = FINEST_ACCURACY if measure == "accuracy" else 0.0
-    return [step for step in steps if step > finest * 0.999]
+    return [digit * 10.0**power for power in range(top, top - 3, -1) for digit in (5, 2, 1)]
 
 
-def _multiples(start: float, end: float, step: float) -> list[float]:
-    """The multiples of a step in (start, end], without rounding errors: 0.35, not 0.35000000000000003."""
+def multiples(low: float, high: float, step: float) -> list[float]:
+    """The multiples of a step in [low, high], without rounding errors: 0.35, not 0.35000000000000003."""
     places = max(0, -math.floor(math.log10(step) + 1e-9))
-    candidates = range(math.floor(start / step) - 1, math.floor(end / step) + 2)
-    values = [round(count * step, places) for count in candidates]
-    return [value for value in values if start < value <= end]
+    values = [round(count * step, places) for count in range(math.floor(low / step), math.ceil(high / step) + 1)]
+    return [value for value in values if low <= value <= high]
 
 
 # Seeds
@@ -231,20 +217,13 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
-    middle = sum(known) / len(known)
-    return Spread(middle, _half_width(known, middle), len(known))
+    seeds = len(known)
+    half = _t_975(seeds - 1) * statistics.stdev(known) / math.sqrt(seeds) if seeds > 1 else None
+    return Spread(sum(known) / seeds, half, seeds)
 
 
 def mean(found: Spread | None) -> float | None:
     return None if found is None else found.mean
-
-
-def _half_width(values: list[float], middle: float) -> float | None:
-    freedom = len(values) - 1
-    if freedom == 0:
-        return None
-    deviation = math.sqrt(sum((value - middle) ** 2 for value in values) / freedom)
-    return _t_975(freedom) * deviation / math.sqrt(len(values))
 
 
 def _t_975(freedom: int) -> float:
