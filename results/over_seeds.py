@@ -55,7 +55,7 @@ class Kept:
         """CUB 1-shot, MAML; with a star if not all its runs are finished."""
         data, shots, method, tasks, rate = _key(one)
         more = ", T = 1" * (tasks == 1) + f", rate {rate:g}" * (rate != 0.1)
-        runs = [run for arm in ARMS if (found := one.main(arm)) for run in found.arm.runs]
+        runs = [run for arm in ARMS if (found := one.main(arm)) for run in found.runs]
         star = "" if all(self.label(run) in self.finished for run in runs) else r" \*"
         return f"{DATA[data]} {shots}-shot, {METHODS[method]}{more}{star}"
 
@@ -111,9 +111,9 @@ def tests(kept: Kept) -> str:
     rows = []
     for one in kept.comparison.experiments:
         found = [one.main(arm) for arm in ARMS]
-        lengths = sorted({len(run.epochs) for arm in found if arm for run in arm.arm.runs})
+        lengths = sorted({len(run.epochs) for arm in found if arm for run in arm.runs})
         epochs = str(lengths[0]) if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
-        best = [f" ({_by_seed(run.best_epoch for run in arm.arm.runs)})" if arm else ABSENT for arm in found]
+        best = [f" ({_by_seed(run.best_epoch for run in arm.runs)})" if arm else ABSENT for arm in found]
         tested = [_test(one, arm) + epoch for arm, epoch in zip(ARMS, best, strict=True)]
         speed = [_percent(arm.speed_up if arm else None) or ABSENT for arm in found[1:]]
         rows.append([kept.title(one), epochs, *tested, *speed])
@@ -128,7 +128,7 @@ def levels(kept: Kept) -> str:
         at, found = _common_level(one), [one.main(arm) for arm in ARMS]
         reached = [_reached(one, arm, at) for arm in found]
         sooner = [_percent(arm.reached[at].speed_up if arm else None) or ABSENT for arm in found[1:]]
-        original, shared = (arm.arm.runs for arm in found[:2] if arm)
+        original, shared = (arm.runs for arm in found[:2] if arm)
         leads = [_by_seed(_leads(shared, original, part), "+.1f") for part in (slice(5), slice(-5, None))]
         rows.append([kept.title(one), f"{100 * one.levels[at].value:g} %", *reached, *sooner, *leads])
     names = ["reached at epoch: original", "sharing", "gate-only", "sooner by, %: sharing", "gate-only"]
@@ -139,7 +139,7 @@ def gate_values(kept: Kept) -> str:
     """The gates of sharing in the last epoch of each run, by seed; all begin at 0.5."""
     rows = []
     for one in kept.comparison.experiments:
-        runs = [run for run in _arm(one, "shared").arm.runs if run.m is not None and run.lam is not None]
+        runs = [run for run in _arm(one, "shared").runs if run.m is not None and run.lam is not None]
         last = [(run.m[-1].mean(), run.lam[-1].mean(), run.lam[-1, 0], run.lam[-1, -1]) for run in runs]
         epochs = ", ".join(str(run.last_epoch) for run in runs)
         rows.append([kept.title(one), epochs, *(_by_seed(values, ".2f") for values in zip(*last, strict=True))])
@@ -151,10 +151,10 @@ def controls(kept: Kept) -> str:
     one = _first(kept)
     rows = []
     for name in ("original", "shared", *CONTROLS):
-        runs = _arm(one, name).arm.runs
+        runs = _arm(one, name).runs
         star = "" if all(kept.label(run) in kept.finished for run in runs) else r" \*"
         over = [
-            spread(a - b for a, b in zip(_test_values(runs), _test_values(_arm(one, other).arm.runs), strict=False))
+            spread(a - b for a, b in zip(_test_values(runs), _test_values(_arm(one, other).runs), strict=False))
             for other in ("original", "gate-only")
             if other != name
         ]
@@ -238,10 +238,10 @@ def short(kept: Kept) -> str:
 def _sentences(kept: Kept) -> str:
     parts: dict[str, list[float]] = {"shared": [], "gate-only": []}
     for one in _at_the_normal_rate(kept, tasks=(5,)):
-        at, original = _common_level(one), _arm(one, "original").arm.runs
+        at, original = _common_level(one), _arm(one, "original").runs
         for name, values in parts.items():
             found = one.main(name)
-            for run, other in zip(found.arm.runs if found else (), original, strict=False):
+            for run, other in zip(found.runs if found else (), original, strict=False):
                 own, its = _first_at(run, one.levels[at].value), _first_at(other, one.levels[at].value)
                 values += [100 * own / its] if own and its else []
     shared, gate = (f"{min(values):.0f} to {max(values):.0f} %" for values in parts.values())
@@ -277,7 +277,7 @@ def _trainings(kept: Kept) -> list[Training]:
     return [
         Training(name, float(run.lam[EARLY - 1, -1]), _test_values([run])[0])
         for name in MARKERS
-        for run in _arm(_first(kept), name).arm.runs
+        for run in _arm(_first(kept), name).runs
         if run.lam is not None
     ]
 
@@ -304,7 +304,7 @@ def _common_level(one: ExperimentResult) -> int:
 
 
 def _reached(one: ExperimentResult, arm: ArmResult | None, at: int) -> str:
-    return _by_seed(_first_at(run, one.levels[at].value) for run in arm.arm.runs) if arm else ABSENT
+    return _by_seed(_first_at(run, one.levels[at].value) for run in arm.runs) if arm else ABSENT
 
 
 def _first_at(run: Run, level: float) -> int | None:

@@ -198,7 +198,7 @@ def test_means_over_seeds(seeds: Path) -> None:
 def test_an_unfinished_seed_does_not_spoil_the_mean(seeds: Path) -> None:
     make_run(seeds / "shared" / "seed-2", "shared", [0.1], finished=False, seed=2, **PAPER)
     shared = arm(seeds, "shared")
-    assert len(shared.arm.runs) == 3 and shared.arm.done == len(shared.arm.counted) == 2
+    assert len(shared.runs) == 3 and shared.done == len(shared.counted) == 2
     assert shared.best_val is not None and shared.best_val.seeds == 2
 
 
@@ -257,7 +257,7 @@ def test_what_is_not_the_papers_has_no_cell(odd: dict[str, Any]) -> None:
 def test_seeds_of_different_length_are_one_arm_and_two_lengths_of_a_seed_are_two(tmp_path: Path) -> None:
     def arms(folder: Path) -> dict[str, int]:
         (experiment,) = compare_runs(read_runs(folder)).experiments
-        return {one.name: len(one.arm.runs) for one in experiment.arms}
+        return {one.name: len(one.runs) for one in experiment.arms}
 
     for seed, epochs in enumerate((3, 4)):
         make_run(tmp_path / f"{seed}", "original", [0.3] * epochs, epochs=None, seed=seed)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from gradshare.errors import UserError
-from gradshare.method.variants import Variant
 from gradshare.reports.model import Arm, Experiment, Measure, Run, Setting, common_measure, group, sign
 from gradshare.reports.paper import PaperCell, departures, paper_cell
 from gradshare.reports.statistics import (
@@ -74,14 +72,13 @@ class Lead:
     verdict: Verdict  # the seeds' own if they agree, else unclear
 
 
-@dataclass(frozen=True)
-class ArmResult:
+@dataclass(frozen=True, eq=False)
+class ArmResult(Arm):
     """An arm over its seeds that are done.
 
     Differences and speed-ups are over the seeds whose original trained for as many epochs, if any did.
     """
 
-    arm: Arm
     best_val: Spread | None
     best_epoch: Spread | None
     test: Tested | None
@@ -96,14 +93,6 @@ class ArmResult:
     share_of_gain: float | None
     """For a control: the part of sharing's mean gain over the original that it has too."""
 
-    @property
-    def name(self) -> str:
-        return self.arm.name
-
-    @property
-    def variant(self) -> Variant:
-        return self.arm.variant
-
 
 @dataclass(frozen=True)
 class ExperimentResult:
@@ -117,7 +106,7 @@ class ExperimentResult:
     def main(self, arm: str) -> ArmResult | None:
         """An arm in the configuration with the most seeds done."""
         found = [one for one in self.arms if one.variant.name == arm]
-        return max(found, key=lambda one: one.arm.done, default=None)
+        return max(found, key=lambda one: one.done, default=None)
 
     @property
     def controls(self) -> list[ArmResult]:
@@ -132,7 +121,7 @@ class Comparison:
 
     @property
     def several_seeds(self) -> bool:
-        return any(len(arm.arm.runs) > 1 for one in self.experiments for arm in one.arms)
+        return any(len(arm.runs) > 1 for one in self.experiments for arm in one.arms)
 
     @property
     def norm_note(self) -> str:
@@ -190,24 +179,26 @@ def _arm(arm: Arm, experiment: Experiment, results: dict[str, RunResult], levels
     counted = arm.counted
     against = [one for run in counted if (one := results[run.name].against_original)]
     equal = [one for one in against if one.equally_long]
+    compared = equal or against
+    difference = spread(one.mean_difference for one in compared)
     return ArmResult(
-        arm=arm,
+        name=arm.name,
+        runs=arm.runs,
         best_val=spread(run.best_val for run in counted),
         best_epoch=spread(run.best_epoch for run in counted),
         test=_tested(counted),
         speed_up=spread(one.speed_up for one in equal),
-        mean_difference=spread(one.mean_difference for one in equal or against),
-        area=spread(one.area for one in equal or against),
-        final_difference=spread(one.final_difference for one in equal or against),
+        mean_difference=difference,
+        area=spread(one.area for one in compared),
+        final_difference=spread(one.final_difference for one in compared),
         reached=tuple(_reached(level, counted, results) for level in levels),
-        against_original=_lead("original", against, equal),
+        against_original=_lead("original", difference, against),
         against_best_control=_best_control(arm, experiment),
         share_of_gain=_share_of_gain(counted, results),
     )
 
 
-def _lead(reference: str, against: list[Versus], preferred: list[Versus]) -> Lead | None:
-    difference = spread(one.mean_difference for one in preferred or against)
+def _lead(reference: str, difference: Spread | None, against: list[Versus]) -> Lead | None:
     verdicts = {one.verdict for one in against if one.common_epochs}
     if difference is None:
         return None
@@ -218,35 +209,33 @@ def _best_control(arm: Arm, experiment: Experiment) -> Lead | None:
     if arm.variant.name == "original":
         return None
     controls = {run.arm for run in experiment.runs if run.variant.control} - {arm.variant.name}
-    leads = [_lead(control, found, []) for control in sorted(controls) if (found := _against(arm, experiment, control))]
-    measure = common_measure(experiment.runs)
-    return min((one for one in leads if one), key=lambda one: sign(measure) * one.difference.mean, default=None)
+    leads = [
+        _lead(name, spread(one.mean_difference for one in found), found)
+        for name in sorted(controls)
+        if (found := _against(arm, experiment, name))
+    ]
+    better = sign(common_measure(experiment.runs))
+    return min((one for one in leads if one), key=lambda one: better * one.difference.mean, default=None)
 
 
 def _against(arm: Arm, experiment: Experiment, other: str) -> list[Versus]:
-    partners = [(run, experiment.partner(run, other)) for run in arm.counted]
-    return [versus(run, partner) for run, partner in partners if partner]
+    return [versus(run, partner) for run in arm.counted if (partner := experiment.partner(run, other))]
 
 
 def _share_of_gain(counted: list[Run], results: dict[str, RunResult]) -> float | None:
     """None if sharing has no clear gain over the original."""
     found = [results[run.name] for run in counted]
-    known = [(one.gains, one.against_shared) for one in found if one.gains and one.gains.common_epochs]
-    sharing = [results[against.reference].against_original for _, against in known if against]
-    gain, of_sharing = (
-        _total(values) for values in ((one.gain for one, _ in known), (one.gain_of_sharing for one, _ in known))
-    )
+    known = [(one.gains, one.against_shared) for one in found if one.gains and one.against_shared]
+    sharing = [results[against.reference].against_original for _, against in known]
+    gain, of_sharing = sum(one.gain for one, _ in known), sum(one.gain_of_sharing for one, _ in known)
     clear = any(one and one.epochs_apart_better for one in sharing)
     return gain / of_sharing if of_sharing > 0 and clear else None
 
 
-def _total(values: Iterable[float | None]) -> float:
-    return sum(value for value in values if value is not None)
-
-
 def _reached(level: Level, counted: list[Run], results: dict[str, RunResult]) -> Reached:
     hits = [level.reached[run.name] for run in counted]
-    originals = [_original_hit(level, results[run.name].against_original) for run in counted]
+    against = [results[run.name].against_original for run in counted]
+    originals = [level.reached[one.reference] if one else None for one in against]
     both = [(own, other) for own, other in zip(hits, originals, strict=True) if own and other]
     return Reached(
         epoch=spread(hit.epoch for hit in hits if hit),
@@ -256,10 +245,6 @@ def _reached(level: Level, counted: list[Run], results: dict[str, RunResult]) ->
             (other.seconds - own.seconds) / own.seconds for own, other in both if own.seconds and other.seconds
         ),
     )
-
-
-def _original_hit(level: Level, against: Versus | None) -> Hit | None:
-    return level.reached[against.reference] if against else None
 
 
 def _tested(runs: list[Run]) -> Tested | None:

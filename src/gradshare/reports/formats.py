@@ -120,7 +120,7 @@ def _arm_row(experiment: ExperimentResult, one: ArmResult) -> Row:
     return {
         **_setting(experiment),
         "arm": one.variant.name,
-        "runs": len(one.arm.runs),
+        "runs": len(one.runs),
         "test": test and test.value,
         "test_interval": test and test.interval,
         "test_over": test and test.over,
@@ -225,9 +225,9 @@ def _arm_json(one: ArmResult) -> Row:
     return {
         "name": one.name,
         "arm": one.variant.name,
-        "runs": [run.name for run in one.arm.runs],
-        "counted": [run.name for run in one.arm.counted],
-        "done": one.arm.done,
+        "runs": [run.name for run in one.runs],
+        "counted": [run.name for run in one.counted],
+        "done": one.done,
         **{key: _fields(getattr(one, key)) for key in keys},
         "reached": [_fields(hit) for hit in one.reached],
         "share_of_gain": one.share_of_gain,

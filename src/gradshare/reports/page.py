@@ -25,7 +25,20 @@ from gradshare.method.variants import VARIANTS, Variant
 from gradshare.reports import words
 from gradshare.reports.comparison import ArmResult, Comparison, ExperimentResult, Lead
 from gradshare.reports.model import MACHINE, METHODS, Floats, Measure, Run, sign, text_of
-from gradshare.reports.panels import FIRST, INK, MANY, Line, Panel, curves, gates, limits, overview, tick_text, ticks
+from gradshare.reports.panels import (
+    FIRST,
+    INK,
+    MANY,
+    STARTS,
+    Line,
+    Panel,
+    curves,
+    gates,
+    limits,
+    overview,
+    tick_text,
+    ticks,
+)
 from gradshare.reports.paper import experiment_of
 from gradshare.reports.statistics import Verdict
 from gradshare.reports.tables import Table, all_tables
@@ -35,7 +48,6 @@ LOADER = PackageLoader("gradshare.reports")
 OPEN_PANELS = 12  # more are folded
 MOST_POINTS = 300  # of a line: more cannot be seen
 SIDE = 1000  # units of a panel's box, both ways; the page stretches it
-STARTS = {"gate": 0.5, "lead": 0.0}
 DIGITS = {"accuracy": 1, "gate": 3}  # decimals of a value under the pointer; of others, four digits
 
 
@@ -307,7 +319,7 @@ def _one_pair(experiment: ExperimentResult, arm: ArmResult, comparison: Comparis
     lead, measure = arm.against_original, comparison.measure
     assert lead is not None
     original = experiment.main("original")
-    start = _with(arm) if arm.arm.done and original and original.arm.done else f"So far, {_with(arm).lower()}"
+    start = _with(arm) if arm.done and original and original.done else f"So far, {_with(arm).lower()}"
     alone = len(comparison.experiments) == 1
     subject = experiment.setting.row.partition("/")[0] if alone else experiment.setting.title
     unit = "points of validation accuracy" if measure == "accuracy" else "in the validation loss"

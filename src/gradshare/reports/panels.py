@@ -15,6 +15,7 @@ from gradshare.reports.statistics import in_common_epochs, multiples, round_step
 
 Scale = Literal["accuracy", "loss", "gate", "lead"]
 GATES = ((words.GATE_M, (), "m"), (words.GATE_LAM, (4.0, 2.0), "lam"))
+STARTS = {"gate": 0.5, "lead": 0.0}  # what such a panel always shows: where a gate, or a lead, starts
 LONGEST_NAME = 32
 INK = "#1b1f24"
 MANY, FIRST = 48, 12  # experiments: of more than the paper has, image files show the first, to save time
@@ -111,15 +112,12 @@ def _marks(one: ExperimentResult) -> tuple[Mark, ...]:
     return tuple(mark for mark in found if mark.reached)
 
 
-def _arm_lines(result: ArmResult) -> list[Line]:
-    arm, row = result.arm, result.variant
+def _arm_lines(arm: ArmResult) -> list[Line]:
+    row, legend = arm.variant, _legend(arm)
     if len(arm.runs) == 1:
         (run,) = arm.runs
-        legend = _legend(result, run.status if run.status != "done" else "")
         return [Line(arm.name, legend, row, row.dashes, run.epochs, run.val, run.interval, best=run.best)]
     epochs, mean = _mean([(run.epochs, run.val) for run in arm.counted])
-    undone = len(arm.runs) - arm.done
-    legend = _legend(result, f"{undone} not done" if undone else "")
     seeds = [
         Line(_seed(arm, run), "", row, row.dashes, run.epochs, run.val, run.interval, thin=True, best=run.best)
         for run in arm.runs
@@ -138,7 +136,7 @@ def _gate_lines(one: ExperimentResult) -> tuple[Line, ...]:
     lines = []
     for arm in one.arms:
         for symbol, dashes, key in GATES:
-            known = [(run.epochs, steps) for run in arm.arm.counted if (steps := getattr(run, key)) is not None]
+            known = [(run.epochs, steps) for run in arm.counted if (steps := getattr(run, key)) is not None]
             if not known:
                 continue
             name = f"{arm.name} {symbol}"
@@ -164,12 +162,13 @@ def _mean(lines: list[tuple[Ints, Floats]]) -> tuple[Ints, Floats]:
     return epochs, values.mean(axis=0)
 
 
-def _legend(result: ArmResult, status: str) -> str:
+def _legend(arm: ArmResult) -> str:
     """The arm, its seeds, and its status: the tables have the numbers."""
-    runs = result.arm.runs
-    notes = [f"{len(runs)} seeds"] * (len(runs) > 1) + [status] * bool(status)
-    notes += ["no value yet"] * (result.best_val is None)
-    return shortened(result.name) + (f" ({', '.join(notes)})" if notes else "")
+    several, undone = len(arm.runs) > 1, len(arm.runs) - arm.done
+    notes = [f"{len(arm.runs)} seeds"] if several else []
+    notes += [f"{undone} not done" if several else arm.runs[0].status] if undone else []
+    notes += ["no value yet"] if arm.best_val is None else []
+    return shortened(arm.name) + (f" ({', '.join(notes)})" if notes else "")
 
 
 def shortened(name: str) -> str:
@@ -182,10 +181,9 @@ def shortened(name: str) -> str:
 def limits(panel: Panel) -> tuple[tuple[float, float], tuple[float, float]]:
     """The ranges of epochs and values that a panel shows, with a small margin."""
     epochs = np.concatenate([line.epochs for line in panel.lines])
-    lows = [line.values - (0 if line.interval is None else np.nan_to_num(line.interval)) for line in panel.lines]
-    highs = [line.values + (0 if line.interval is None else np.nan_to_num(line.interval)) for line in panel.lines]
-    start = {"gate": [0.5], "lead": [0.0]}.get(panel.scale, [])
-    values = np.concatenate([*lows, *highs, start])
+    reaches = [0 if line.interval is None else np.nan_to_num(line.interval) for line in panel.lines]
+    edges = [line.values + way * reach for line, reach in zip(panel.lines, reaches, strict=True) for way in (-1, 1)]
+    values = np.concatenate([*edges, [STARTS.get(panel.scale, np.nan)]])
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     least = 0.1 if panel.scale == "gate" else 1e-6 * max(1.0, abs(high))  # of a gate, so that noise is not a trend
     missing = max(0.0, least - (high - low))

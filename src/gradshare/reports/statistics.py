@@ -59,8 +59,8 @@ class Gains:
     """The mean gain of a control, and of sharing, over the original, over the epochs that all three have."""
 
     common_epochs: int
-    gain: float | None
-    gain_of_sharing: float | None
+    gain: float
+    gain_of_sharing: float
 
 
 @dataclass(frozen=True)
@@ -140,13 +140,13 @@ def speed_up(run: Run, reference: Run) -> float | None:
     return None if own is None or other is None else (other - own) / own
 
 
-def gains(run: Run, sharing: Run, original: Run) -> Gains:
-    """Compare the gain of a control with the gain of sharing."""
+def gains(run: Run, sharing: Run, original: Run) -> Gains | None:
+    """Compare the gain of a control with the gain of sharing; None if they have no epoch in common."""
     known = [np.isfinite(one.val) for one in (run, sharing, original)]
     lines = [(one.epochs[at], one.val[at]) for one, at in zip((run, sharing, original), known, strict=True)]
     epochs, (own, shared, base) = in_common_epochs(lines)
     if not len(epochs):
-        return Gains(0, None, None)
+        return None
     scale = points(run.measure) * sign(run.measure)
     return Gains(len(epochs), float(scale * (own - base).mean()), float(scale * (shared - base).mean()))
 

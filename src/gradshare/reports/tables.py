@@ -80,16 +80,16 @@ def verdict_table(comparison: Comparison) -> Table:
 
 
 def _best_cell(one: ArmResult, measure: Measure) -> Cell:
-    best, counted = one.best_val, one.arm.counted
+    best, counted = one.best_val, one.counted
     interval = best.interval if best and len(counted) > 1 else counted[0].best_val_interval
     return Cell(words.level(mean(best), measure, interval), mean(best))
 
 
 def _name_cell(one: ArmResult) -> Cell:
-    runs = one.arm.runs
+    runs = one.runs
     if len(runs) == 1:
         return Cell(one.name, one.name, marks=tuple(runs[0].marks))
-    done = f"{one.arm.done} of {len(runs)} done" if one.arm.done < len(runs) else ""
+    done = f"{one.done} of {len(runs)} done" if one.done < len(runs) else ""
     kinds = [mark for run in runs for mark in run.marks]
     marks = tuple(f"{mark}: {kinds.count(mark)}" for mark in dict.fromkeys(kinds))
     return Cell(one.name, one.name, ", ".join(filter(None, (words.count(len(runs), "seed"), done))), marks=marks)
@@ -210,7 +210,7 @@ def levels_table(comparison: Comparison) -> Table:
 
 
 def _reached_cell(one: ArmResult, place: int, level: str) -> Cell:
-    hit, of = one.reached[place], len(one.arm.counted)
+    hit, of = one.reached[place], len(one.counted)
     if hit.epoch is None:
         return Cell(f"{level}{words.ABSENT}")
     time = "" if hit.seconds is None else f" ({words.seconds(hit.seconds.mean)})"

@@ -48,7 +48,7 @@ def rich_table(comparison: Comparison) -> Group:
 
 
 def _name(arm: ArmResult, _: Measure) -> str:
-    return printable(arm.name) + "*" * any(run.marks for run in arm.arm.runs)
+    return printable(arm.name) + "*" * any(run.marks for run in arm.runs)
 
 
 def _test(arm: ArmResult, measure: Measure) -> str:
