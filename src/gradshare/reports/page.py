@@ -12,7 +12,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,7 +41,7 @@ from gradshare.reports.panels import (
 )
 from gradshare.reports.paper import experiment_of
 from gradshare.reports.statistics import Verdict
-from gradshare.reports.tables import Table, all_tables
+from gradshare.reports.tables import all_tables
 from gradshare.runs.config import RunConfig, flat
 
 LOADER = PackageLoader("gradshare.reports")
@@ -69,7 +69,6 @@ def report_page(comparison: Comparison, command: str) -> str:
         arms=list(dict.fromkeys(run.variant for run in runs)),
         verdicts=tables[0],
         details=tables[1:],
-        place_of_arm=_place_of_arm,
         reasons={run.name: _reason(run) for run in runs if _reason(run)},
         settings=settings(runs),
         norm_note=comparison.norm_note,
@@ -125,11 +124,6 @@ def _dashes(lengths: Iterable[float]) -> str:
     return " ".join(f"{2 * length:g}" for length in lengths)
 
 
-def _place_of_arm(table: Table) -> int:
-    """The column that shows the arm's colour."""
-    return next((place for place, name in enumerate(table.columns) if name in ("Arm", "Control")), 0)
-
-
 # Panels
 
 
@@ -141,30 +135,12 @@ class Path(NamedTuple):
     points: str
 
 
-@dataclass(frozen=True)
-class PanelView:
-    """A panel as the page draws it: in a box of 1000 x 1000 units that is stretched, with labels in percent."""
-
-    title: str
-    label: str
-    grid: str
-    half: float | None  # where a gate or a lead starts
-    levels: list[tuple[float, str]]  # that arms reached: place in percent, and the level
-    paths: list[Path]
-    x_labels: list[tuple[float, str]]
-    y_labels: list[tuple[float, str]]
-    data: dict[str, Any]  # the values under the pointer
-
-    @property
-    def y_texts(self) -> list[str]:
-        return [text for _, text in self.y_labels]
+def panel_views(panels: list[Panel]) -> list[dict[str, Any]]:
+    """Panels as the template draws them: in a box of 1000 x 1000 units that is stretched, with labels in percent."""
+    return [_panel_view(panel, most_ticks=8 if len(panels) == 1 else 5) for panel in panels]
 
 
-def panel_views(panels: list[Panel]) -> list[PanelView]:
-    return [_panel_view(panel, lines=8 if len(panels) == 1 else 5) for panel in panels]
-
-
-def _panel_view(panel: Panel, lines: int) -> PanelView:
+def _panel_view(panel: Panel, most_ticks: int) -> dict[str, Any]:
     (left, right), (low, high) = limits(panel)
 
     def across(values: Any) -> Any:
@@ -173,26 +149,27 @@ def _panel_view(panel: Panel, lines: int) -> PanelView:
     def down(values: Any) -> Any:
         return SIDE * (high - values) / (high - low)
 
-    marks = [(float(down(value)), tick_text(value, panel.scale)) for value in ticks(low, high, lines)]
-    drawn = [_thinned(line) for line in sorted(panel.lines, key=lambda line: not line.thin)]
-    return PanelView(
-        title=panel.title,
-        label=panel.label,
-        grid="".join(f"M0 {place:.0f}H{SIDE}" for place, _ in marks),
-        half=round(float(down(start))) if (start := STARTS.get(panel.scale)) is not None else None,
-        levels=[(float(down(mark.value)) / 10, tick_text(mark.value, panel.scale)) for mark in panel.marks],
-        paths=[
-            *(path for line in drawn for path in _paths(line, across, down)),
+    lines = [_thinned(line) for line in panel.lines]
+    ticks_up = [(down(value), tick_text(value, panel.scale)) for value in ticks(low, high, most_ticks)]
+    start = STARTS.get(panel.scale)
+    return {
+        "title": panel.title,
+        "label": panel.label,
+        "grid": "".join(f"M0 {place:.0f}H{SIDE}" for place, _ in ticks_up),
+        "start": None if start is None else round(down(start)),
+        "levels": [(down(mark.value) / 10, tick_text(mark.value, panel.scale)) for mark in panel.marks],
+        "paths": [
+            *(path for line in sorted(lines, key=lambda line: not line.thin) for path in _paths(line, across, down)),
             *(
                 Path("level", arm.name, themed(arm), "", f"M{across(epoch):.0f} {down(mark.value) - 20:.0f}v40")
                 for mark in panel.marks
                 for arm, epoch in mark.reached
             ),
         ],
-        x_labels=[(float(across(value)) / 10, f"{value:.0f}") for value in ticks(left, right, 8, whole=True)],
-        y_labels=[(place / 10, text) for place, text in marks],
-        data=_data(panel, (left, right, low, high)),
-    )
+        "x_labels": [(across(value) / 10, f"{value:.0f}") for value in ticks(left, right, 8, whole=True)],
+        "y_labels": [(place / 10, text) for place, text in ticks_up],
+        "data": _data(panel, lines, (left, right, low, high)),
+    }
 
 
 def _thinned(line: Line) -> Line:
@@ -234,10 +211,9 @@ def _finite_parts(values: Floats) -> list[slice]:
     return [slice(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]
 
 
-def _data(panel: Panel, box: tuple[float, float, float, float]) -> dict[str, Any]:
+def _data(panel: Panel, lines: list[Line], box: tuple[float, float, float, float]) -> dict[str, Any]:
     """For the script: the box's limits, the epochs, and name, colour, values, intervals and arm of every line."""
-    shown = [_thinned(line) for line in panel.lines]
-    epochs = np.unique(np.concatenate([line.epochs for line in shown]))
+    epochs = np.unique(np.concatenate([line.epochs for line in lines]))
     percent = 100 if panel.scale == "accuracy" else 1
     digits = DIGITS.get(panel.scale)
 
@@ -259,8 +235,14 @@ def _data(panel: Panel, box: tuple[float, float, float, float]) -> dict[str, Any
         "epochs": epochs.tolist(),
         "names": [printable(panel.names[place - 1]) for place in epochs.tolist()] if panel.names else None,
         "lines": [
-            [printable(line.name), themed(line.variant), numbers(line, line.values), numbers(line, line.interval), arm]
-            for line, arm in ((line, printable(line.variant.name)) for line in shown)
+            [
+                printable(line.name),
+                themed(line.variant),
+                numbers(line, line.values),
+                numbers(line, line.interval),
+                printable(line.variant.name),
+            ]
+            for line in lines
         ],
     }
 
