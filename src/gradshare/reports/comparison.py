@@ -136,6 +136,11 @@ class Comparison:
         """Whether any run has an original to be compared with."""
         return any(one.against_original for one in self.runs.values())
 
+    @property
+    def has_controls(self) -> bool:
+        """Whether any arm has a control to be compared with."""
+        return any(arm.against_best_control for one in self.experiments for arm in one.arms)
+
 
 def compare_runs(runs: list[Run]) -> Comparison:
     """Group runs into experiments, and compare every arm with the original and with the controls."""

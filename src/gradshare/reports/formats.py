@@ -18,7 +18,7 @@ from gradshare.errors import printable
 from gradshare.reports.comparison import ArmResult, Comparison, ExperimentResult, RunResult
 from gradshare.reports.model import Run, sign, text_of
 from gradshare.reports.statistics import Spread
-from gradshare.reports.tables import SEEDS_NOTE, TASKS_NOTE, Cell, Table
+from gradshare.reports.tables import Cell, Table, interval_notes
 from gradshare.runs.folder import Score
 
 Row = dict[str, Any]
@@ -166,14 +166,13 @@ def summary(comparison: Comparison) -> Row:
 
     Accuracies are from 0 to 1, differences in accuracy points (or units of the loss), speed-ups are fractions.
     """
-    notes = [TASKS_NOTE, *([SEEDS_NOTE] if comparison.several_seeds else [])]
     return _json(
         {
             "version": 3,
             "measure": comparison.measure,
             "higher_is_better": sign(comparison.measure) > 0,
             "difference_unit": "accuracy points" if comparison.measure == "accuracy" else "loss",
-            "note": " ".join(notes),
+            "note": " ".join(interval_notes(comparison)),
             "arms": {name: _run_json(one) for name, one in comparison.runs.items()},
             "experiments": [_experiment_json(one) for one in comparison.experiments],
         }

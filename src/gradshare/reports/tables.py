@@ -53,30 +53,34 @@ def all_tables(comparison: Comparison) -> list[Table]:
     return [table for table in tables if table.rows]
 
 
+def interval_notes(comparison: Comparison) -> list[str]:
+    """What the intervals of these runs cover."""
+    return [TASKS_NOTE, SEEDS_NOTE] if comparison.several_seeds else [TASKS_NOTE]
+
+
 # The verdicts
 
 
 def verdict_table(comparison: Comparison) -> Table:
     """A row for each arm of each experiment; columns that would be empty are left out."""
-    measure, original = comparison.measure, comparison.has_original
-    controls = any(arm.against_best_control for one in comparison.experiments for arm in one.arms)
+    measure = comparison.measure
     columns: dict[str, Callable[[ArmResult], Cell]] = {"Arm": _name_cell}
-    if original:
+    if comparison.has_original:
         columns["Against the original"] = lambda one: _lead_cell(one.against_original, measure)
-    if controls:
+    if comparison.has_controls:
         columns["Against the best control"] = lambda one: _control_cell(one, measure)
     columns["Test"] = lambda one: _test_cell(one, measure)
     columns["Best validation"] = lambda one: _best_cell(one, measure)
     columns["at epoch"] = lambda one: Cell(words.number_spread(one.best_epoch), mean(one.best_epoch))
-    if original:
+    if comparison.has_original:
         columns["Speed-up"] = lambda one: Cell(words.percent(mean(one.speed_up)), mean(one.speed_up))
 
     def cells(_: ExperimentResult, one: ArmResult) -> list[Cell]:
         return [cell(one) for cell in columns.values()]
 
-    seeds = [SEEDS_NOTE] if comparison.several_seeds else []
-    verdicts = [VERDICT_NOTE.format(unit=_unit(measure))] if original else []
-    return _by_arm("Verdicts", list(columns), comparison, cells, [*verdicts, TASKS_NOTE, *seeds, comparison.norm_note])
+    notes = [VERDICT_NOTE.format(unit=words.long_unit(measure))] if comparison.has_original else []
+    notes += [*interval_notes(comparison), comparison.norm_note]
+    return _by_arm("Verdicts", list(columns), comparison, cells, notes)
 
 
 def _best_cell(one: ArmResult, measure: Measure) -> Cell:
@@ -133,10 +137,6 @@ def _by_arm(
 
 def _text(text: str) -> Cell:
     return Cell(text, text)
-
-
-def _unit(measure: Measure) -> str:
-    return "accuracy points" if measure == "accuracy" else "units of the loss"
 
 
 # Details

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gradshare.reports.comparison import Tested
 from gradshare.reports.model import Measure
 from gradshare.reports.statistics import Spread
+from gradshare.runs.display import duration
 
 ABSENT, MINUS = "\u2013", "\u2212"
 GATE_M, GATE_LAM = "\u03c3(m)", "\u03c3(\u03bb)"  # sigma(m), sigma(lambda), as in the paper
@@ -54,6 +55,10 @@ def unit(measure: Measure) -> str:
     return "points" if measure == "accuracy" else "loss"
 
 
+def long_unit(measure: Measure) -> str:
+    return "accuracy points" if measure == "accuracy" else "units of the loss"
+
+
 def percent(value: float | None) -> str:
     """A speed-up."""
     return ABSENT if value is None else f"{100 * value:+.0f} %".replace("-", MINUS).replace("+0 %", "0 %")
@@ -80,13 +85,7 @@ def number_spread(found: Spread | None) -> str:
 
 def seconds(value: float | None) -> str:
     """A time: 0.25 s, 12.0 s, 1m 03s, 2h 05m."""
-    if value is None:
-        return ABSENT
-    if value < 60:
-        return f"{value:.1f} s" if value >= 1 else f"{value:.2g} s"
-    minutes, rest = divmod(round(value), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {rest:02d}s"
+    return ABSENT if value is None else duration(value)
 
 
 def count(number: int, noun: str) -> str:
