@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
@@ -94,7 +94,7 @@ def csv_experiments(comparison: Comparison) -> str:
 
 def _run_row(one: RunResult, experiment: ExperimentResult) -> Row:
     values = _run_json(one)
-    versus, test = values["against_original"] or {}, values["test"] or {"best": {}, "ensemble": {}}
+    test = values["test"] or {"best": {}, "ensemble": {}}
     own = ("finished", "epochs", "best_epoch", "best_val", "best_val_interval", "train_seconds", "seconds_per_epoch")
     compared = ("speed_up", "mean_difference", "area", "final_epoch", "final_difference", "first_epoch_apart")
     counts = ("common_epochs", "epochs_apart_better", "epochs_apart_worse", "verdict")
@@ -108,7 +108,7 @@ def _run_row(one: RunResult, experiment: ExperimentResult) -> Row:
             for kind in ("best", "ensemble")
             for key, end in (("value", ""), ("interval", "_interval"))
         },
-        **{key: versus.get(key) for key in compared + counts},
+        **{key: getattr(one.against_original, key, None) for key in compared + counts},
     }
 
 
@@ -203,7 +203,7 @@ def _run_json(one: RunResult) -> Row:
         "planned_epochs": epochs if type(epochs) is int else None,
         "chance": 1 / ways if run.measure == "accuracy" and type(ways) is int and ways > 0 else None,
         "test": _test_json(run),
-        **{key: _fields(getattr(one, key)) for key in ("against_original", "against_shared", "gains")},
+        **{key: getattr(one, key) for key in ("against_original", "against_shared", "gains")},
     }
 
 
@@ -212,8 +212,8 @@ def _experiment_json(one: ExperimentResult) -> Row:
         "title": one.setting.title,
         "row": one.setting.row,
         "setting": one.setting._asdict(),
-        "thresholds": [_fields(level) for level in one.levels],
-        "paper": _fields(one.paper),
+        "thresholds": one.levels,
+        "paper": one.paper,
         "departures": one.departures,
         "repeats": [_arm_json(arm) for arm in one.arms],
     }
@@ -227,8 +227,8 @@ def _arm_json(one: ArmResult) -> Row:
         "runs": [run.name for run in one.runs],
         "counted": [run.name for run in one.counted],
         "done": one.done,
-        **{key: _fields(getattr(one, key)) for key in keys},
-        "reached": [_fields(hit) for hit in one.reached],
+        **{key: getattr(one, key) for key in keys},
+        "reached": one.reached,
         "share_of_gain": one.share_of_gain,
     }
 
@@ -243,14 +243,12 @@ def _score(run: Run, score: Score) -> Row:
     return {"value": run.measured(score), "interval": score.interval, "epochs": score.epochs}
 
 
-def _fields(value: Any) -> Any:
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-
-
 def _json(value: Any) -> Any:
-    """Without NaN and infinity, which become null, and without the noise of the last bits."""
+    """Plain values, without NaN and infinity, which become null, and without the noise of the last bits."""
     if isinstance(value, float):
         return float(f"{value:.9g}") if math.isfinite(value) else None
+    if is_dataclass(value):
+        value = vars(value)
     if isinstance(value, dict):
         return {key: _json(item) for key, item in value.items()}
     return [_json(item) for item in value] if isinstance(value, list | tuple) else value

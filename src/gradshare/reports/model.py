@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -24,35 +24,23 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 MACHINE = ("device", "engine", "threads", "eval_batch", "deterministic", "micro_batch", "checkpoint")
 """Options that do not change what is trained: repeats of an arm may differ in them, and in the seed."""
-METHODS = {
+METHODS = {  # by the name in config.json, or of the function of gradshare, both without underscores
     "maml": "MAML",
     "metasgd": "Meta-SGD",
-    "meta_sgd": "Meta-SGD",
     "mamlpp": "MAML++",
-    "maml_plus_plus": "MAML++",
+    "mamlplusplus": "MAML++",
     "fomaml": "first-order MAML",
-    "first_order_maml": "first-order MAML",
+    "firstordermaml": "first-order MAML",
     "anil": "ANIL",
     "boil": "BOIL",
     "protomaml": "Proto-MAML",
-    "proto_maml": "Proto-MAML",
     "reptile": "Reptile",
     "metacurvature": "Meta-Curvature",
-    "meta_curvature": "Meta-Curvature",
     "sparsemaml": "sparse-MAML",
-    "sparse_maml": "sparse-MAML",
     "alfa": "ALFA",
 }
 INNER_CLASSES = {rule.partition(":")[2] for rule in INNER.values()}
 DATA = {"cub": "cub", "cub-resize": "cub", "mini": "mini"}  # our stores, and the paper's data set in each
-
-
-def _no_epochs() -> Ints:
-    return np.array([], dtype=np.int64)
-
-
-def _no_values() -> Floats:
-    return np.array([], dtype=np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,20 +52,20 @@ class Run:
     folder: Path
     options: dict[str, Any]  # config.json
     status: Status
-    reason: str = ""  # why it failed or diverged
-    measure: Measure = "accuracy"  # loss: for regression
-    epochs: Ints = field(default_factory=_no_epochs)  # [E], increasing, from 1; lines may be missing
-    val: Floats = field(default_factory=_no_values)  # [E], of the measure
-    interval: Floats = field(default_factory=_no_values)  # [E], half the 95 % interval over the validation tasks
-    m: Floats | None = None  # [E, steps], after the sigmoid
-    lam: Floats | None = None  # [E, steps], after the sigmoid
-    timed: Ints = field(default_factory=_no_epochs)  # [S], epochs with a time
-    seconds: Floats = field(default_factory=_no_values)  # [S], of training
-    test: Test | None = None
-    skipped: int = 0  # meta-steps not taken, because something was not finite
-    diverged_tasks: int = 0  # validation tasks without a finite loss, in the epoch that has most
-    saturated: str = ""  # the first gate that is saturated, since when, and what that means
-    damage: str = ""  # what has changed since the run was finished
+    reason: str  # why it failed or diverged
+    measure: Measure  # loss: for regression
+    epochs: Ints  # [E], increasing, from 1; lines may be missing
+    val: Floats  # [E], of the measure
+    interval: Floats  # [E], half the 95 % interval over the validation tasks
+    m: Floats | None  # [E, steps], after the sigmoid
+    lam: Floats | None  # [E, steps], after the sigmoid
+    timed: Ints  # [S], epochs with a time
+    seconds: Floats  # [S], of training
+    test: Test | None
+    skipped: int  # meta-steps not taken, because something was not finite
+    diverged_tasks: int  # validation tasks without a finite loss, in the epoch that has most
+    saturated: str  # the first gate that is saturated, since when, and what that means
+    damage: str  # what has changed since the run was finished
 
     @property
     def arm(self) -> str:
@@ -181,10 +169,16 @@ def read_runs(folder: Path) -> list[Run]:
     return sorted(runs, key=lambda run: (order.get(run.arm, len(order)), run.arm, run.folder.as_posix()))
 
 
-def read_run(folder: RunFolder) -> Run:
-    """Read one run folder; a file that cannot be read raises a UserError that names it."""
-    options, lines, timings, summary = folder.options(), folder.epochs(), folder.timings(), folder.summary()
+def read_run(folder: RunFolder, planned_options: dict[str, Any] | None = None) -> Run:
+    """Read one run folder; a file that cannot be read raises a UserError that names it.
+
+    Args:
+        planned_options: of a run that has not begun.
+    """
+    options = folder.options() if planned_options is None else planned_options
+    lines, timings, summary = folder.epochs(), folder.timings(), folder.summary()
     row = variant_of(options.get("arm") or folder.path.resolve().name)
+    status, reason = _status(folder)
     no_accuracy = all(line.val_accuracy is None and line.train_accuracy is None for line in lines)
     measure: Measure = "loss" if lines and no_accuracy else "accuracy"
     return Run(
@@ -192,7 +186,8 @@ def read_run(folder: RunFolder) -> Run:
         variant=row,
         folder=folder.path,
         options=options,
-        **_status(folder),
+        status=status,
+        reason=reason,
         measure=measure,
         epochs=np.array([line.epoch for line in lines], dtype=np.int64),
         val=_floats(line.val_accuracy if measure == "accuracy" else line.val_loss for line in lines),
@@ -218,21 +213,20 @@ def variant_of(arm: Any) -> Variant:
         return Variant(name, "", f"the arm {name}")
 
 
-def _status(folder: RunFolder) -> dict[str, Any]:
+def _status(folder: RunFolder) -> tuple[Status, str]:
     """The status of a run, with what the worker of a grid left when it failed; and the reason."""
     status, failure = folder.status(), failure_of(folder.path)
     if status in ("stopped", "waiting") and failure:
-        return {"status": "failed", "reason": failure}
+        return "failed", failure
     divergence = folder.divergence() if status == "diverged" else None
-    return {"status": status, "reason": "" if divergence is None else str(divergence)}
+    return status, "" if divergence is None else str(divergence)
 
 
 def _not_begun(cell: Cell, begun: dict[str, Any]) -> Run:
     """A planned cell as a run without epochs; options that it leaves to the machine are those of a run that began."""
     options = recorded(asdict(cell.config))
     decided = {key: begun[key] for key, value in options.items() if value == "auto" and key in begun}
-    row = variant_of(cell.config.arm)
-    return Run(row.name, row, cell.folder, {**options, **decided}, **_status(cell.run))
+    return read_run(cell.run, {**options, **decided})
 
 
 def _floats(values: Iterable[float | None]) -> Floats:
@@ -282,7 +276,7 @@ class Setting(NamedTuple):
     @property
     def row(self) -> str:
         """The name of a row in the paper's table: MAML/5 is MAML with 5 tasks in a batch; then what else it has."""
-        name = "a run" if self.method is None else METHODS.get(text_of(self.method), text_of(self.method))
+        name = "a run" if self.method is None else method_name(self.method)
         more = " and ".join(word.format(text_of(value)) for word, value in self.special if value is not None)
         return f"{name if self.tasks is None else f'{name}/{text_of(self.tasks)}'}{more and f' with {more}'}"
 
@@ -301,6 +295,10 @@ class Setting(NamedTuple):
     def data(self) -> str:
         """The paper's data set, whichever of its stores was used."""
         return DATA.get(text_of(self.dataset), text_of(self.dataset))
+
+
+def method_name(method: Any) -> str:
+    return METHODS.get(text_of(method).replace("_", ""), text_of(method))
 
 
 @dataclass(frozen=True, eq=False)
@@ -418,7 +416,7 @@ def _name(run: Run, others: list[Run]) -> str:
 def _order(one: Experiment) -> list[tuple[float, str]]:
     chosen, methods = one.setting, list(METHODS)
     method = text_of(chosen.method)
-    rank = methods.index(method) if method in methods else len(methods)
+    rank = methods.index(method.replace("_", "")) if method.replace("_", "") in methods else len(methods)
     tasks, rest = sort_key(chosen.tasks)
     return [
         (0.0, chosen.data),

@@ -24,7 +24,7 @@ from gradshare.experiments.presets import described
 from gradshare.method.variants import VARIANTS, Variant
 from gradshare.reports import words
 from gradshare.reports.comparison import ArmResult, Comparison, ExperimentResult, Lead
-from gradshare.reports.model import MACHINE, METHODS, Floats, Measure, Run, sign, text_of
+from gradshare.reports.model import MACHINE, Floats, Measure, Run, method_name, sign, text_of
 from gradshare.reports.panels import (
     FIRST,
     INK,
@@ -253,7 +253,7 @@ def _data(panel: Panel, lines: list[Line], box: tuple[float, float, float, float
 def title(comparison: Comparison) -> str:
     """Gradient sharing: MAML on glyphs, 5-way 1-shot."""
     found = [one.setting for one in comparison.experiments]
-    methods = [METHODS.get(text_of(one.method), text_of(one.method)) for one in found if one.method is not None]
+    methods = [method_name(one.method) for one in found if one.method is not None]
     data = [text_of(one.dataset) for one in found if one.dataset is not None]
     parts = [_several(methods, "methods") or "a run", _several([one.shape for one in found if one.shape], "shapes")]
     where = f" on {_several(data, 'data sets')}" if data else ""
