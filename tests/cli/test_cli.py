@@ -395,7 +395,7 @@ def test_a_stop_just_after_a_run_names_the_command_that_goes_on(
 ) -> None:
     monkeypatch.setattr(waiting, "LEFT", [])
     with pytest.raises(SystemExit) as stopped, waiting.stoppable(waiting.what_is_left):
-        with waiting.stoppable_run(tmp_path, "gradshare train --out x", "gradshare train --resume x"):
-            (tmp_path / "config.json").write_text("{}")
+        waiting.names_what_goes_on(tmp_path, "gradshare train --out x", "gradshare train --resume x")
+        (tmp_path / "config.json").write_text("{}")
         raise KeyboardInterrupt
     assert stopped.value.code == 3 and "to go on: gradshare train --resume x" in capsys.readouterr().err

@@ -6,10 +6,12 @@ import io
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import Any, NoReturn
 
 from cyclopts import App, CycloptsError
 
@@ -22,9 +24,9 @@ from gradshare.cli.testing import test
 from gradshare.cli.waiting import (
     LEFT,
     load_data,
+    names_what_goes_on,
     says_how_to_go_on,
     stoppable,
-    stoppable_run,
     typed_command,
     what_is_left,
 )
@@ -41,9 +43,6 @@ from gradshare.method.variants import variant
 from gradshare.runs.config import MAY_GROW, Log, RunConfig
 from gradshare.runs.folder import RunFolder
 from gradshare.runs.workers import one_of_several
-
-if TYPE_CHECKING:
-    from gradshare.engine.processes import Group
 
 app = App(
     name="gradshare",
@@ -89,69 +88,54 @@ def train(
         raise UserError("give the run's folder: --out FOLDER for a new run, or --resume FOLDER to go on (one of them)")
     if out and variant(options.arm).rate != 1:
         raise UserError(f"{options.arm} is an arm of compare; here give --arm original and the --inner-lr you mean")
-    command = _Train(options, preset, folder, resume is not None, log)
-    if one_of_several():
-        command.run_in_group(timeout)
-        return
-    command.config()  # finds a mistake before PyTorch is loaded
-    with stoppable_run(folder, typed_command(), f"gradshare {command.to_go_on()}"):
-        command.run_in_group(timeout)
+    config = partial(_new, folder, options, preset) if out else partial(_stored, folder, options.given, preset)
+    own = own_code([options.over(preset).arm], options.given.get("backbone"))
+    go_on = _to_go_on(folder, options, preset, resume is not None, own) + (f" --log {log}" if log else "")
+    if not one_of_several():
+        config()  # finds a mistake before PyTorch is loaded
+        names_what_goes_on(folder, typed_command(), f"gradshare {go_on}")
+    from gradshare.runs.torchrun import command, ends_at_once, first_of_machine_first, processes, report_once
 
-
-class _Train:
-    """The command `train` with its options."""
-
-    def __init__(self, options: Given, preset: str | None, folder: Path, resume: bool, log: Log | None) -> None:
-        self.options, self.preset, self.folder, self.resume, self.log = options, preset, folder, resume, log
-        self.own = own_code([options.over(preset).arm], options.given.get("backbone"))
-
-    def config(self) -> RunConfig:
-        if not self.resume:
-            if RunFolder(self.folder).exists():
-                raise UserError(
-                    f"{self.folder} already holds a run: go on with it (--resume), or choose another folder"
-                )
-            return self.options.over(self.preset)
-        given = self.options.given
-        if set(given) - {*MAY_GROW, *CODE} or self.preset is not None:
-            more = "give --resume alone, or with more --epochs or --patience"
-            raise UserError(f"the run in {self.folder} has its own options: {more}")
-        stored = RunFolder(self.folder).config()
-        if stored is None:
-            raise UserError(f"the run in {self.folder} was started from Python: go on with it there")
-        for what in CODE:
-            if given.get(what, has := getattr(stored, what)) != has:
-                raise UserError(f"the run in {self.folder} has the {what} {has}, not {given[what]}")
-        return replace(stored, **given)
-
-    def to_go_on(self) -> str:
-        """The command that goes on with the run, without the program's name."""
-        given = self.options.given if self.resume else {}
-        more = "".join(f" --{name} {given[name]}" for name in MAY_GROW if name in given)
-        chosen = self.options.over(self.preset)
-        own = "".join(f" --{name} {getattr(chosen, name)}" for name in CODE if getattr(chosen, name) in self.own)
-        log = f" --log {self.log}" if self.log else ""
-        return f"train --resume {shlex.quote(str(self.folder))}{more}{own}{log}"
-
-    def run_in_group(self, timeout: float) -> None:
-        from gradshare.runs.torchrun import command, ends_at_once, processes, report_once
-
-        with ends_at_once(), processes(timeout) as group:
-            go_on = f"{command(group)} {self.to_go_on()}"
-            with report_once(group, go_on):
-                self.run(group.from_first(self.config), group, go_on)
-
-    def run(self, config: RunConfig, group: Group, go_on: str) -> None:
+    with ends_at_once(), processes(timeout) as group, report_once(group, f"{command(group)} {go_on}"):
         from gradshare.runs.build import choice_for, run, with_share
-        from gradshare.runs.torchrun import first_of_machine_first
 
-        group.share(config.tasks)  # raises an error if there are more processes than tasks
+        chosen = group.from_first(config)
+        group.share(chosen.tasks)  # raises an error if there are more processes than tasks
         with first_of_machine_first(group):
-            dataset = load_data(config.dataset, config.pixels)
+            dataset = load_data(chosen.dataset, chosen.pixels)
         if group.first:
-            say(str(with_share(choice_for(config, group), config, dataset.image, self.own)))
-        with says_how_to_go_on(go_on) if group.first else nullcontext():
-            run(config, self.folder, self.resume, None, dataset, group, self.own, self.log)
+            say(str(with_share(choice_for(chosen, group), chosen, dataset.image, own)))
+        with says_how_to_go_on(f"{command(group)} {go_on}") if group.first else nullcontext():
+            run(chosen, folder, resume is not None, None, dataset, group, own, log)
+
+
+def _new(folder: Path, options: Given, preset: str | None) -> RunConfig:
+    """The options of a new run."""
+    if RunFolder(folder).exists():
+        raise UserError(f"{folder} already holds a run: go on with it (--resume), or choose another folder")
+    return options.over(preset)
+
+
+def _stored(folder: Path, given: dict[str, Any], preset: str | None) -> RunConfig:
+    """The options of a run to go on with, and those given that it may take on."""
+    if set(given) - {*MAY_GROW, *CODE} or preset is not None:
+        more = "give --resume alone, or with more --epochs or --patience"
+        raise UserError(f"the run in {folder} has its own options: {more}")
+    stored = RunFolder(folder).config()
+    if stored is None:
+        raise UserError(f"the run in {folder} was started from Python: go on with it there")
+    for what in CODE:
+        if given.get(what, has := getattr(stored, what)) != has:
+            raise UserError(f"the run in {folder} has the {what} {has}, not {given[what]}")
+    return replace(stored, **given)
+
+
+def _to_go_on(folder: Path, options: Given, preset: str | None, resume: bool, own: Sequence[str]) -> str:
+    """The command that goes on with the run, without the program's name."""
+    given, chosen = options.given if resume else {}, options.over(preset)
+    more = "".join(f" --{name} {given[name]}" for name in MAY_GROW if name in given)
+    code = "".join(f" --{name} {getattr(chosen, name)}" for name in CODE if getattr(chosen, name) in own)
+    return f"train --resume {shlex.quote(str(folder))}{more}{code}"
 
 
 app.command(test)

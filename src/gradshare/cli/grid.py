@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from gradshare.cli.options import SEVERAL, Arms, Given, GridOptions, Options, own_code, with_controls
+from gradshare.cli.options import SEVERAL, Arms, Controls, Given, GridOptions, Options, own_code, with_controls
 from gradshare.cli.waiting import load_data, says_how_to_go_on, typed_command
 from gradshare.errors import MOST_SEED, UserError, check_range, say
 from gradshare.experiments.presets import IMAGE, Experiment, described, matches, preset, select
@@ -37,7 +37,7 @@ def compare(
     *,
     preset: str | None = None,
     out: Path = Path("runs/compare"),
-    controls: bool = False,
+    controls: Controls = False,
     arms: Arms = ("original", "shared"),
     jobs: int = 0,
     log: Log | None = None,
@@ -51,8 +51,6 @@ def compare(
         conv32-mini-1shot-maml; options given win over it.
     out
         Folder for the runs and the report. Run the command again to go on where it stopped.
-    controls
-        Also train the controls: half-rate, gate-only, batch-only, memory-only, tensor-gates.
     jobs
         Arms trained at a time, each in a process of its own; 0 is one for each core, or one with a GPU.
     log
@@ -108,7 +106,7 @@ grid_app = App(name="grid", help="The paper's 96 experiments: list them, run any
 
 @grid_app.command(name="list")
 def list_presets(
-    *patterns: str, options: GridOptions = Given(), arms: Arms = (), controls: bool = False, hours: bool = True
+    *patterns: str, options: GridOptions = Given(), arms: Arms = (), controls: Controls = False, hours: bool = True
 ) -> None:
     """The experiments, with their meta-iterations and the hours that each will take on this machine.
 
@@ -120,8 +118,6 @@ def list_presets(
     ----------
     patterns
         Names, with `*` for anything: `cub-*-5task-*`. All, if there are none.
-    controls
-        Also the controls: half-rate, gate-only, batch-only, memory-only, tensor-gates.
     hours
         Whether to estimate the hours.
     """
@@ -210,7 +206,7 @@ def run(
     out: Path = Path("runs/grid"),
     seeds: Annotated[tuple[int, ...], SEVERAL] = (0,),
     arms: Arms = (),
-    controls: bool = False,
+    controls: Controls = False,
     workers: Workers = Workers(),
 ) -> None:
     """Train experiments. The same command again skips what is done or diverged and goes on with the rest.
@@ -223,8 +219,6 @@ def run(
         Folder of the grid; a run goes to OUT/NAME/seed-N.
     seeds
         Each experiment with each of these seeds.
-    controls
-        Also the controls: half-rate, gate-only, batch-only, memory-only, tensor-gates.
     """
     if not patterns:
         raise UserError(
@@ -307,19 +301,13 @@ def _planned(
     """The cells of a grid, one for each experiment and seed."""
     from gradshare.experiments.grid import Cell
 
-    configs = {one: _configured(one, options) for one in chosen}
-    if without_gpu:
-        configs = {one: _on_cpu(config) for one, config in configs.items()}
-    cells = [
-        Cell.of_preset(grid, one, replace(config, seed=seed))
-        for one, config in configs.items()
-        for seed in sorted(set(seeds))
-    ]
+    cells = []
+    for one in chosen:
+        config = _configured(one, options)
+        if without_gpu and config.device == "auto":
+            config = replace(config, device="cpu")
+        cells += [Cell.of_preset(grid, one, replace(config, seed=seed)) for seed in sorted(set(seeds))]
     return _as_begun(cells, options)
-
-
-def _on_cpu(config: RunConfig) -> RunConfig:
-    return replace(config, device="cpu") if config.device == "auto" else config
 
 
 def _as_begun(cells: Iterable[Cell], options: Given) -> list[Cell]:

@@ -16,6 +16,7 @@ from gradshare.runs.config import RunConfig, check_backbone
 SEVERAL = Parameter(consume_multiple=True, negative=())
 _NAMES = f"Arms to train: {', '.join(VARIANTS)}, or package.module:Class for a rule of your own."
 Arms = Annotated[tuple[str, ...], SEVERAL, Parameter(help=_NAMES)]
+Controls = Annotated[bool, Parameter(help=f"Also the controls: {', '.join(CONTROLS)}.")]
 
 
 class Given(RunConfig):

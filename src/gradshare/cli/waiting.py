@@ -72,9 +72,11 @@ def stoppable(what_is_left: str | Callable[[], str]) -> Iterator[None]:
             raise SystemExit(3) from None
 
 
-@contextmanager
-def stoppable_run(folder: Path, command: str, go_on: str) -> Iterator[None]:
-    """The same for a run: before there is something to save, and at a second Ctrl-C. Names the command that goes on.
+LEFT: list[Callable[[], str]] = []  # what is left of the run that this command trains, also when it has just ended
+
+
+def names_what_goes_on(folder: Path, command: str, go_on: str) -> None:
+    """Have a stop of this command name the command that goes on with a run.
 
     Args:
         command: starts the run, as long as it has no folder.
@@ -86,11 +88,6 @@ def stoppable_run(folder: Path, command: str, go_on: str) -> Iterator[None]:
         return f"all up to the last checkpoint is kept\nto go on: {go_on if begun else command}"
 
     LEFT[:] = [left]
-    with stoppable(left):
-        yield
-
-
-LEFT: list[Callable[[], str]] = []  # what is left of the run that this command trains, also when it has just ended
 
 
 def what_is_left() -> str:
