@@ -213,7 +213,8 @@ from gradshare.bench.results import line_of
 results = begin("cuda", ("bf16",))
 cases = [Case(engine="graph", precision="bf16", device="cuda", **SHAPES[name]) for name in PAPER]
 path = Path(sys.argv[1]) / f"general-tiles-{sys.argv[2]}.json"
-run(cases, results, path, lambda outcome: print(sys.argv[2], line_of(outcome), flush=True), iterations=300, seconds=4)
+for case in cases:
+    run([case], results, path, lambda one: print(sys.argv[2], line_of(one), flush=True), iterations=300, seconds=4)
 """.strip()
 
 
@@ -228,8 +229,8 @@ def first_steps(context: Context) -> None:
                 code = (
                     f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import general;"
                     f" general.TINY = {TINY}; from gradshare.bench.cases import Case;"
-                    f" from gradshare.bench.measure import measure;"
-                    f" print(measure({case!r}, iterations=3, blocks=3).first_step_seconds)"
+                    f" from gradshare.bench.measure import Timing;"
+                    f" print(Timing({case!r}, each=1).first_step_seconds)"
                 )
                 started = time.monotonic()
                 out = subprocess.run(

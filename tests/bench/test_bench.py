@@ -26,7 +26,7 @@ import gradshare as gs
 from gradshare.bench import measure as measuring
 from gradshare.bench import rivals
 from gradshare.bench.cases import PAPER, RIVALS, SHAPES, Case, cases_of
-from gradshare.bench.measure import Timing, begin, measure, prepare, run, run_in_turn, synthetic
+from gradshare.bench.measure import Timing, begin, prepare, run, synthetic
 from gradshare.bench.results import Failure, Machine, Measurement, Results, markdown_table, notes, read_results, row
 from gradshare.bench.roofline import (
     INNER_USES,
@@ -161,13 +161,16 @@ def test_bytes_are_the_table_of_programs() -> None:
 
 
 def test_measuring_gives_finite_figures() -> None:
-    found = measure(TINY, iterations=6, blocks=3, eval_tasks=3)
+    results = begin("cpu", ("float32",))
+    run([TINY], results, iterations=6, blocks=3, eval_tasks=3)
+    (found,) = results.measurements
     low, high = found.quartiles
     assert 0 < low <= found.milliseconds <= high < math.inf
     assert found.iterations == 6 and found.first_step_seconds > 0
     assert found.eval_seconds is not None and found.eval_seconds > 0 and found.eval_tasks == 3
     assert found.operations == operations(TINY) and found.peak_allocated is None
-    assert measure(TINY, iterations=1000, blocks=500, seconds=0.0).iterations == 3 * 2  # three blocks, and out of time
+    run([TINY], results, iterations=1000, blocks=500, seconds=0.0)
+    assert results.measurements[1].iterations == 3 * 2  # three blocks, and out of time
 
 
 def test_the_synthetic_data_set_gives_the_same_tasks_each_time() -> None:
@@ -268,7 +271,7 @@ def test_cases_take_turns_and_one_that_fails_leaves_the_others(tmp_path: Path, m
     monkeypatch.setattr(Timing, "block", block)
     results = begin("cpu", ("float32",))
     cases, rounds = [TINY, replace(TINY, method="metasgd"), replace(TINY, method="mamlpp")], []
-    run_in_turn(cases, results, tmp_path / "r.json", progress=lambda *done: rounds.append(done), iterations=6, blocks=3)
+    run(cases, results, tmp_path / "r.json", progress=lambda *done: rounds.append(done), iterations=6, blocks=3)
     assert order == ["maml", "metasgd", "mamlpp"] * 2 + ["maml", "mamlpp"]
     assert rounds == [(0, 3), (1, 3), (2, 3)]
     assert [(found.case.method, found.iterations) for found in results.measurements] == [("maml", 6), ("mamlpp", 6)]

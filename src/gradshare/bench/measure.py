@@ -9,11 +9,11 @@ import gc
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -58,28 +58,6 @@ Step = Callable[[Episodes], object]
 Report = Callable[[Measurement | Failure], None]
 
 
-def measure(
-    case: Case,
-    iterations: int = 20,
-    blocks: int = 10,
-    seconds: float = float("inf"),
-    eval_tasks: int = 0,
-) -> Measurement:
-    """Time one case.
-
-    Args:
-        iterations: the number of timed meta-iterations, divided into blocks.
-        blocks: the number of blocks; median and quartiles are taken over them.
-        seconds: no new block begins after this time, once three are done.
-        eval_tasks: also time the evaluation of this many tasks, with our library; 0: do not.
-    """
-    timing = Timing(case, max(1, iterations // blocks))
-    end = time.perf_counter() + seconds
-    while len(timing.times) < blocks and (len(timing.times) < FEWEST or time.perf_counter() < end):
-        timing.block()
-    return timing.result(eval_tasks)
-
-
 class Timing:
     """A case that is ready to be timed block by block, so that several cases can take turns.
 
@@ -90,6 +68,7 @@ class Timing:
     def __init__(self, case: Case, each: int) -> None:
         self.case, self._each = case, each  # iterations of a block
         self.times: list[float] = []  # seconds of one iteration: the mean of each block
+        gc.collect()  # frees the recorded steps of earlier cases and their buffers
         _check_memory(case)
         self._dataset = synthetic(case.image, case.device)
         self._memory_before = _start_counting_memory(case.device)
@@ -98,7 +77,7 @@ class Timing:
         self._draw = _drawing(case, self._dataset)
         self._step(self._draw(0))
         synchronise(case.device)
-        self._first = time.perf_counter() - started
+        self.first_step_seconds = time.perf_counter() - started
         for warm_up in range(WARM_UP):
             self._step(self._draw(1 + warm_up))
 
@@ -111,8 +90,8 @@ class Timing:
         synchronise(self.case.device)
         self.times.append((time.perf_counter() - started) / self._each)
 
-    def result(self, eval_tasks: int = 0) -> Measurement:
-        """Return the measurement; `eval_tasks` as in `measure`."""
+    def result(self, eval_tasks: int) -> Measurement:
+        """Return the measurement; `eval_tasks` as in `run`."""
         case, times = self.case, self.times
         peak_allocated, peak_reserved = _peak_memory(case.device, self._memory_before)
         quartiles = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
@@ -124,7 +103,7 @@ class Timing:
             iterations=self._each * len(times),
             operations=operations(case) if case.backbone == "conv4" else None,
             bytes_moved=bytes_moved(case) if case.backbone == "conv4" else None,
-            first_step_seconds=self._first,
+            first_step_seconds=self.first_step_seconds,
             peak_allocated=peak_allocated,
             peak_reserved=peak_reserved,
             eval_tasks=eval_tasks if evaluated else 0,
@@ -204,7 +183,6 @@ def _start_counting_memory(device: str) -> tuple[int, int]:
     """Return the bytes that a GPU has allocated and reserved now, for the data set."""
     if torch.device(device).type != "cuda":
         return 0, 0
-    gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -226,24 +204,6 @@ def begin(device: str, precisions: tuple[Precision, ...], sweep: str | None = No
 
 
 def run(
-    cases: Iterable[Case],
-    results: Results,
-    path: Path | None = None,
-    report: Report = lambda outcome: None,
-    **options: Any,
-) -> None:
-    """Time cases one after the other. The file is written after each, so that an interrupted run loses nothing.
-
-    Args:
-        path: JSON file for the results; None: no file.
-        report: called with every outcome.
-        options: of `measure`.
-    """
-    for case in cases:
-        _keep(_attempt(case, partial(measure, case, **options)), results, path, report)
-
-
-def run_in_turn(
     cases: list[Case],
     results: Results,
     path: Path | None = None,
@@ -251,37 +211,40 @@ def run_in_turn(
     progress: Callable[[int, int], object] = lambda done, total: None,
     iterations: int = 20,
     blocks: int = 10,
+    seconds: float = float("inf"),
     eval_tasks: int = 0,
 ) -> None:
     """Time one block of each case in turn, so that slow moments of a shared machine affect all cases.
 
-    All cases are in memory at the same time, so this is for a CPU.
+    All cases are in memory at the same time: on a GPU, time one after the other.
 
     Args:
+        path: JSON file for the results, written after each; None: no file.
+        report: called with every outcome.
         progress: called with the number of finished rounds and of all rounds.
+        iterations: the number of timed meta-iterations, divided into blocks.
+        blocks: the number of blocks; median and quartiles are taken over them.
+        seconds: no new round begins after this time, once three are done.
+        eval_tasks: also time the evaluation of this many tasks, with our library; 0: do not.
     """
     timed = [_attempt(case, partial(Timing, case, max(1, iterations // blocks))) for case in cases]
+    end = time.perf_counter() + seconds
     for done in range(blocks):
+        if done >= FEWEST and time.perf_counter() >= end:
+            break
         progress(done, blocks)
         timed = [one if isinstance(one, Failure) else _attempt(one.case, partial(_with_a_block, one)) for one in timed]
     for one in timed:
         outcome = one if isinstance(one, Failure) else _attempt(one.case, partial(one.result, eval_tasks))
-        _keep(outcome, results, path, report)
+        results.add(outcome)
+        report(outcome)
+        if path is not None:
+            results.save(path)
 
 
 def _with_a_block(timing: Timing) -> Timing:
     timing.block()
     return timing
-
-
-def _keep(outcome: Measurement | Failure, results: Results, path: Path | None, report: Report) -> None:
-    if isinstance(outcome, Failure):
-        results.failures.append(outcome)
-    else:
-        results.measurements.append(outcome)
-    report(outcome)
-    if path is not None:
-        results.save(path)
 
 
 def _attempt(case: Case, work: Callable[[], T]) -> T | Failure:
@@ -291,8 +254,6 @@ def _attempt(case: Case, work: Callable[[], T]) -> T | Failure:
         return Failure(case, str(error))
     except Exception as error:  # out of memory, or a kernel that does not compile: time the other cases
         return Failure(case, " ".join(f"{type(error).__name__}: {error}".split())[:300])
-    finally:
-        gc.collect()  # frees a recorded step and its buffers
 
 
 def machine(device: str) -> Machine:

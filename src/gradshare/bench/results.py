@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gradshare.bench.cases import RIVALS, Case
 from gradshare.bench.roofline import Ceiling, ceiling_of
 from gradshare.errors import UserError
-from gradshare.files import parse_json, read_text, write_whole
+from gradshare.files import read_json, record, write_whole
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -70,6 +70,12 @@ class Results:
     failures: list[Failure] = field(default_factory=list)
     sweep: str | None = None  # the size that was varied, if any
 
+    def add(self, outcome: Measurement | Failure) -> None:
+        if isinstance(outcome, Failure):
+            self.failures.append(outcome)
+        else:
+            self.measurements.append(outcome)
+
     def fastest_rival(self, case: Case) -> Measurement | None:
         """Return the fastest other library at the setting of a case."""
         found = [m for m in self.measurements if m.case.library in RIVALS and m.case.setting == case.setting]
@@ -83,11 +89,9 @@ class Results:
     def share_of_ceiling(self, measurement: Measurement) -> float | None:
         """Return the least possible time as a share of the measured time."""
         ceiling = ceiling_of(measurement.case, self.ceilings)
-        return (
-            None
-            if ceiling is None or measurement.operations is None
-            else 1000 * ceiling.floor(measurement.case) / measurement.milliseconds
-        )
+        if ceiling is None or measurement.operations is None:
+            return None
+        return 1000 * ceiling.floor(measurement.case) / measurement.milliseconds
 
     def save(self, path: Path) -> None:
         """Write all results; if that fails, an older file is kept."""
@@ -98,49 +102,44 @@ class Results:
 
 def read_results(path: Path) -> Results:
     """Read what `save` wrote."""
+    content = read_json(path)
     try:
-        content = parse_json(read_text(path))
         if content.pop("version") != VERSION:
             raise ValueError("another version of gradshare wrote it")
         content["machine"] = Machine(**content["machine"])
-        content["measurements"] = [Measurement(**_restored(entry)) for entry in content["measurements"]]
-        content["failures"] = [Failure(**_restored(entry)) for entry in content["failures"]]
+        for name, kind in (("measurements", Measurement), ("failures", Failure)):
+            content[name] = [record(kind, entry, str(path)) for entry in content[name]]
         content["ceilings"] = {precision: Ceiling(*pair) for precision, pair in content["ceilings"].items()}
         return Results(**content)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} does not hold the results of a benchmark: {error}") from error
 
 
-def _restored(entry: dict[str, Any]) -> dict[str, Any]:
-    case = Case(**{**entry["case"], "image": tuple(entry["case"]["image"])})
-    quartiles = {"quartiles": tuple(entry["quartiles"])} if "quartiles" in entry else {}
-    return {**entry, **quartiles, "case": case}
-
-
 def markdown_table(results: Results) -> str:
     """Return all measurements as one table in Markdown."""
-    return "\n".join("| " + " | ".join(line) + " |" for line in _markdown_lines(results))
+    rows = [row(results, measurement) for measurement in results.measurements]
+    names = _filled(rows)
+    rule = ["---" if name in WORDS else "---:" for name in names]
+    lines = [names, rule, *([line[name] for name in names] for line in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def rich_tables(results: Results) -> Iterator[Table]:
-    """Return a table for each setting, or one table for all settings of a sweep."""
+    """Return a table for each setting, which is its heading, or one table for all settings of a sweep."""
     from rich.table import Table
     from rich.text import Text
 
-    settings = list(dict.fromkeys(measurement.case.shape for measurement in results.measurements))
-    for setting in ["Setting"] if results.sweep else settings:
-        rows = [row(results, m) for m in results.measurements if results.sweep or m.case.shape == setting]
-        drawn = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-        for name in _filled(rows):
-            alone = name == "Setting" and not results.sweep  # the setting is then the heading of the table
-            if not alone:
-                justify = "left" if name in WORDS else "right"
-                heading = setting if name == "What" and not results.sweep else name
-                drawn.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    settings = dict.fromkeys(measurement.case.shape for measurement in results.measurements)
+    for setting in [None] if results.sweep else settings:
+        rows = [row(results, one) for one in results.measurements if setting in (None, one.case.shape)]
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        names = [name for name in _filled(rows) if name != "Setting" or setting is None]
+        for name in names:
+            heading = setting if setting is not None and name == "What" else name
+            table.add_column(heading, justify="left" if name in WORDS else "right", overflow="fold")
         for line in rows:
-            names = [name for name in _filled(rows) if name != "Setting" or results.sweep]
-            drawn.add_row(*(Text(line[name]) for name in names))
-        yield drawn
+            table.add_row(*(Text(line[name]) for name in names))
+        yield table
 
 
 def row(results: Results, measurement: Measurement) -> dict[str, str]:
@@ -206,15 +205,6 @@ def line_of(outcome: Measurement | Failure) -> str:
     if isinstance(outcome, Failure):
         return f"{what}: not timed: {outcome.reason}"
     return f"{what}: {short(outcome.milliseconds)} ms"
-
-
-def _markdown_lines(results: Results) -> Iterator[list[str]]:
-    rows = [row(results, measurement) for measurement in results.measurements]
-    names = _filled(rows)
-    yield names
-    yield ["---" if name in WORDS else "---:" for name in names]
-    for line in rows:
-        yield [line[name] for name in names]
 
 
 def _filled(rows: list[dict[str, str]]) -> list[str]:

@@ -136,7 +136,7 @@ def bench(benchmark: Benchmark = Benchmark()) -> None:
 def _run(benchmark: Benchmark, cases: list[Case], device: str) -> None:
     from rich.console import Console
 
-    from gradshare.bench.measure import begin, run, run_in_turn
+    from gradshare.bench.measure import begin, run
     from gradshare.bench.results import Failure, Measurement, line_of, notes, rich_tables
 
     on_gpu, path = device == "cuda", benchmark.json
@@ -150,11 +150,12 @@ def _run(benchmark: Benchmark, cases: list[Case], device: str) -> None:
             if on_gpu:
                 progress(len(results.measurements) + len(results.failures), len(cases))
 
-        options = {"iterations": iterations, "eval_tasks": benchmark.eval_tasks}
+        options: dict[str, Any] = {"iterations": iterations, "eval_tasks": benchmark.eval_tasks}
         if on_gpu:
-            run(cases, results, path, report, **options)
+            for case in cases:
+                run([case], results, path, report, **options)
         else:
-            run_in_turn(cases, results, path, report, progress, blocks=ROUNDS, **options)
+            run(cases, results, path, report, progress, blocks=ROUNDS, **options)
     if not any(measurement.case.library == "gradshare" for measurement in results.measurements):
         raise UserError(f"nothing of ours could be timed: {results.failures[-1].reason}")
     console = Console(width=None if sys.stdout.isatty() else 120)
