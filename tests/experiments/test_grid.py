@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from gradshare.errors import UserError
-from gradshare.experiments import display, estimate, grid
+from gradshare.experiments import estimate, grid
 from gradshare.experiments.grid import Cell, failure_of, planned, read_state
 from gradshare.experiments.presets import preset
 from gradshare.experiments.supervise import train_cell
@@ -130,7 +130,7 @@ def test_the_live_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     runs = {"busy": Told(epoch(1)), "done": Told(epoch(1))}
     runs["done"].state = State("done", (epoch(1),), (1.0,), 1)
-    with View(runs, only=display.AT_WORK) as view:
+    with View(runs, only=grid.AT_WORK) as view:
         view.say("[red]: is only a name")
         view.update(runs)
     shown = capsys.readouterr().out
@@ -183,7 +183,7 @@ def test_the_table_of_a_grid_has_curves_on_one_scale(monkeypatch: pytest.MonkeyP
 def test_watching_ends_when_there_is_nothing_more_to_come(blobs: Path, tmp_path: Path) -> None:
     cell = cell_of(tmp_path, blobs, epochs=1)
     cell.write("failure.txt", "it had to\n")
-    display.watch([cell])
+    grid.watch([cell])
     assert read_state(cell).reason == "it had to"
 
 

@@ -24,9 +24,9 @@ from gradshare.bench.cases import Case, Precision
 from gradshare.bench.results import Failure, Machine, Measurement, Results
 from gradshare.bench.roofline import bytes_moved, ceilings, operations, synchronise
 from gradshare.data.dataset import Dataset
-from gradshare.data.store import ClassEntry, Index
 from gradshare.engine.networks import Conv4
 from gradshare.errors import UserError
+from gradshare.experiments.estimate import random_images
 from gradshare.learners import algorithms
 from gradshare.learners.graphs import GraphedPrediction, GraphedStep
 from gradshare.learners.learner import Learner
@@ -70,16 +70,20 @@ class Timing:
         self.times: list[float] = []  # seconds of one iteration: the mean of each block
         gc.collect()  # frees the recorded steps of earlier cases and their buffers
         _check_memory(case)
+        self._shape = Shape(case.ways, case.shots, case.queries)
         self._dataset = synthetic(case.image, case.device)
         self._memory_before = _start_counting_memory(case.device)
         started = time.perf_counter()
         self._step, self._evaluated = prepare(case)
-        self._draw = _drawing(case, self._dataset)
         self._step(self._draw(0))
         synchronise(case.device)
         self.first_step_seconds = time.perf_counter() - started
         for warm_up in range(WARM_UP):
             self._step(self._draw(1 + warm_up))
+
+    def _draw(self, iteration: int) -> Episodes:
+        key = task_key(0, "train", iteration=iteration)
+        return self._dataset.sample("train", self._shape, self.case.tasks, key).to(self.case.device)
 
     def block(self) -> None:
         """Time one block."""
@@ -107,8 +111,19 @@ class Timing:
             peak_allocated=peak_allocated,
             peak_reserved=peak_reserved,
             eval_tasks=eval_tasks if evaluated else 0,
-            eval_seconds=_evaluation_seconds(case, self._dataset, *evaluated, eval_tasks) if evaluated else None,
+            eval_seconds=self._evaluation_seconds(*evaluated, eval_tasks) if evaluated else None,
         )
+
+    def _evaluation_seconds(self, learner: Learner, state: MetaState, tasks: int) -> float:
+        """Return the seconds of the second evaluation: the first one also compiles and loads."""
+        predict = GraphedPrediction(learner) if self.case.engine == "graph" else None
+        which = (learner, state, self._dataset, "test", self._shape)
+        for count in (min(tasks, EVALUATED_AT_A_TIME), tasks):
+            synchronise(self.case.device)
+            started = time.perf_counter()
+            evaluate(*which, count, seed=0, batch=EVALUATED_AT_A_TIME, predict=predict)
+            synchronise(self.case.device)
+        return time.perf_counter() - started
 
 
 def _check_memory(case: Case) -> None:
@@ -148,35 +163,8 @@ def network(case: Case) -> nn.Module:
 
 @lru_cache(maxsize=1)
 def synthetic(image: tuple[int, int, int], device: str) -> Dataset:
-    """Return a data set of random images in uint8, on the device, as a real one would be."""
-    channels, height, width = image
-    entries = [ClassEntry(f"{split}-{i}", split, IMAGES) for split, count in CLASSES.items() for i in range(count)]
-    index = Index("synthetic", (height, width, channels), tuple(entries), "none", "random numbers")
-    generator = torch.Generator(device).manual_seed(0)
-    images = torch.randint(0, 256, (index.images, *index.image), dtype=torch.uint8, device=device, generator=generator)
-    return Dataset(index, images.numpy() if device == "cpu" else images)
-
-
-def _drawing(case: Case, dataset: Dataset) -> Callable[[int], Episodes]:
-    shape = Shape(case.ways, case.shots, case.queries)
-
-    def draw(iteration: int) -> Episodes:
-        key = task_key(0, "train", iteration=iteration)
-        return dataset.sample("train", shape, case.tasks, key).to(case.device)
-
-    return draw
-
-
-def _evaluation_seconds(case: Case, dataset: Dataset, learner: Learner, state: MetaState, tasks: int) -> float:
-    """Return the seconds of the second evaluation: the first one also compiles and loads."""
-    shape = Shape(case.ways, case.shots, case.queries)
-    predict = GraphedPrediction(learner) if case.engine == "graph" else None
-    for count in (min(tasks, EVALUATED_AT_A_TIME), tasks):
-        synchronise(case.device)
-        started = time.perf_counter()
-        evaluate(learner, state, dataset, "test", shape, count, seed=0, batch=EVALUATED_AT_A_TIME, predict=predict)
-        synchronise(case.device)
-    return time.perf_counter() - started
+    """Return a data set of random images, on the device, as a real one would be."""
+    return random_images(image, CLASSES, IMAGES, device)
 
 
 def _start_counting_memory(device: str) -> tuple[int, int]:

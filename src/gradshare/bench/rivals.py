@@ -26,18 +26,14 @@ from gradshare.errors import UserError
 from gradshare.method.episodes import Episodes
 
 
-class Missing(UserError):
-    """A library cannot be used here; the message gives the reason."""
-
-
 def load(library: Library) -> Any:
-    """Import a rival, or raise `Missing` with the reason in one line."""
+    """Import a rival, or raise an error with the reason in one line."""
     try:
         return import_module(library)
     except ModuleNotFoundError as error:
-        raise Missing(f"{library} is not installed ({error}): pip install 'gradshare[bench]'") from error
+        raise UserError(f"{library} is not installed ({error}): pip install 'gradshare[bench]'") from error
     except Exception as error:  # compiled code for another version of PyTorch can raise any error
-        raise Missing(f"{library} does not import: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        raise UserError(f"{library} does not import: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 def versions() -> dict[str, str]:

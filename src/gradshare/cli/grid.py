@@ -230,8 +230,7 @@ def run(
     workers.check()
     chosen = _select(patterns, arms, controls)
     own = own_code({one.arm for one in chosen}, options.backbone)
-    from gradshare.experiments.display import AT_WORK
-    from gradshare.experiments.grid import read_state
+    from gradshare.experiments.grid import AT_WORK, read_state
     from gradshare.runs.display import counts
 
     cells = _planned(Path(os.path.realpath(out)), chosen, options, seeds, workers.without_gpu)
@@ -260,11 +259,10 @@ def status(folder: Path = Path("runs/grid"), *patterns: str, watch: bool = False
     """
     from rich.console import Console
 
-    from gradshare.experiments.display import watch as watch_cells
-    from gradshare.experiments.grid import planned, read_state
+    from gradshare.experiments import grid
     from gradshare.runs.display import status_table
 
-    cells = planned(folder)
+    cells = grid.planned(folder)
     if not cells:
         raise UserError(f"there is no grid in {folder}: gradshare grid run PATTERN --out {folder} makes one")
     if patterns:
@@ -272,10 +270,10 @@ def status(folder: Path = Path("runs/grid"), *patterns: str, watch: bool = False
     if not cells:
         raise UserError(f"no run in {folder} matches {' '.join(patterns)}")
     if not watch:
-        Console().print(status_table({cell.label: read_state(cell) for cell in cells}))
+        Console().print(status_table({cell.label: grid.read_state(cell) for cell in cells}))
         return
     try:
-        watch_cells(cells)
+        grid.watch(cells)
     except KeyboardInterrupt:
         return
 
@@ -335,7 +333,7 @@ def _train(
     cells: Sequence[Cell], engine: Local | Ray, out: Path, retries: int = 2, rows: Sequence[Status] = ()
 ) -> list[Failure]:
     """Train the cells that have not ended; `rows`: the status of those with a row in the live table."""
-    from gradshare.experiments.display import CellView
+    from gradshare.experiments.grid import view
     from gradshare.experiments.supervise import supervise
 
     left = [cell for cell in cells if not cell.ended]
@@ -344,8 +342,8 @@ def _train(
             cell.plan()
         if not left:
             return []
-        with CellView(left, rows) as view:
-            return supervise(left, engine, view, retries, out)
+        with view(left, rows) as screen:
+            return supervise(left, engine, screen, retries, out)
 
 
 def _end_if_failed(failures: Sequence[Failure], runs: int) -> None:

@@ -12,13 +12,12 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from gradshare.data.dataset import Dataset
@@ -146,19 +145,22 @@ def _time(shape: RunConfig, image: Image, allowed: Container[str] = ()) -> Measu
     if choice_for(shape).on_gpu:  # it is fast, and displays every 20th iteration
         shape = replace(shape, iterations=21, val_tasks=50, eval_batch=25)
     stopwatch = Stopwatch()
+    dataset = random_images(image, {"train": shape.ways, "val": shape.ways}, shape.shots + shape.queries)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            run(shape, Path(folder) / "run", False, stopwatch, _random(shape, image), allowed=allowed)
+            run(shape, Path(folder) / "run", False, stopwatch, dataset, allowed=allowed)
         except Interrupted:  # there is nothing worth saving
             raise HardStop from None
     return stopwatch.timing()
 
 
-def _random(shape: RunConfig, image: Image) -> Dataset:
+def random_images(image: Image, classes: Mapping[str, int], each: int, device: str = "cpu") -> Dataset:
+    """A data set of random pixels with so many classes of each split, and so many images of each class."""
     channels, height, width = image
-    each = shape.shots + shape.queries
-    classes = [
-        ClassEntry(f"{split} {number}", split, each) for split in ("train", "val") for number in range(shape.ways)
+    entries = [
+        ClassEntry(f"{split} {number}", split, each) for split, some in classes.items() for number in range(some)
     ]
-    pixels = np.random.default_rng(0).integers(0, 256, (len(classes) * each, height, width, channels), dtype=np.uint8)
-    return Dataset(Index("random pixels", (height, width, channels), tuple(classes), "none", "random numbers"), pixels)
+    index = Index("random pixels", (height, width, channels), tuple(entries), "none", "random numbers")
+    generator = torch.Generator(device).manual_seed(0)
+    pixels = torch.randint(0, 256, (index.images, *index.image), dtype=torch.uint8, device=device, generator=generator)
+    return Dataset(index, pixels.numpy() if device == "cpu" else pixels)

@@ -1,4 +1,6 @@
-"""Cells of a grid: what each one trains, where it is, and how far it is, from files alone. Imports nothing heavy.
+"""Cells of a grid: what each one trains, where it is, how far it is, from files alone, and their live display.
+
+Imports nothing heavy.
 
 A cell is a run in a folder of several: `GRID/NAME/seed-N` for a preset with a seed, `OUT/ARM` for an arm of a
 comparison. Beside the runs, `GRID/.grid/` holds notes: `LABEL.plan.json`, the cell's options; `LABEL.progress.json`,
@@ -9,8 +11,11 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -19,12 +24,13 @@ from gradshare.experiments.presets import EVERY_ARM, Experiment
 from gradshare.files import parse_json, read_text, record
 from gradshare.method.variants import VARIANTS, variant
 from gradshare.runs.config import RunConfig, grows
-from gradshare.runs.display import Activity, State, read_lines
+from gradshare.runs.display import REFRESH, Activity, State, View, read_lines
 from gradshare.runs.folder import RunFolder
 from gradshare.runs.records import Status
 
 NOTES = ".grid"
 PLAN = ".plan.json"
+AT_WORK: tuple[Status, ...] = ("running", "failed", "diverged")
 Note = Literal["plan.json", "progress.json", "failure.txt"]
 
 
@@ -150,3 +156,16 @@ def _read_activity(path: Path) -> Activity:
         return record(Activity, parse_json(read_text(path)), str(path))
     except (FileNotFoundError, ValueError):  # a display does not stop for a note that is gone again, or damaged
         return Activity()
+
+
+def view(cells: Sequence[Cell], only: Sequence[Status] = ()) -> View:
+    """What shows how far cells are; `only`: on a terminal, the status of those with a row in the table."""
+    return View({cell.label: partial(read_state, cell) for cell in cells}, only)
+
+
+def watch(cells: Sequence[Cell]) -> None:
+    """Show all cells until every one is done, diverged or failed."""
+    with view(cells) as shown:
+        while any(state.status not in ("done", "diverged", "failed") for state in shown.states.values()):
+            shown.update(shown.sources)
+            time.sleep(REFRESH)

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -24,7 +24,7 @@ from gradshare.errors import TOO_LITTLE_MEMORY, UserError, out_of_memory, print_
 from gradshare.experiments.grid import Cell
 from gradshare.runs.build import run
 from gradshare.runs.config import Log
-from gradshare.runs.display import Follower
+from gradshare.runs.display import Follower, View
 from gradshare.runs.divergence import Diverged
 from gradshare.runs.locks import FolderLocked
 from gradshare.runs.workers import Interrupted, become_worker, stop_requests
@@ -55,13 +55,6 @@ class Engine(Protocol):
     def ended(self) -> list[Ended]: ...  # since the last call
 
 
-class Screen(Protocol):
-    """Shows how far cells are."""
-
-    def update(self, names: Iterable[str]) -> None: ...  # what may have changed
-    def say(self, text: str) -> None: ...
-
-
 class Failure(NamedTuple):
     """A cell that could not be trained."""
 
@@ -70,7 +63,7 @@ class Failure(NamedTuple):
     mendable: bool  # by the user; otherwise its worker died, or its error was not foreseen
 
 
-def supervise(cells: Sequence[Cell], engine: Engine, screen: Screen, retries: int, folder: Path) -> list[Failure]:
+def supervise(cells: Sequence[Cell], engine: Engine, screen: View, retries: int, folder: Path) -> list[Failure]:
     """Train cells; returns those that failed. A polite stop raises `Interrupted`.
 
     A cell that another process trains is waited for, and trained here if that process ends without finishing it.
@@ -88,7 +81,7 @@ def supervise(cells: Sequence[Cell], engine: Engine, screen: Screen, retries: in
 
 
 class _Supervisor:
-    def __init__(self, waiting: list[Cell], engine: Engine, screen: Screen, retries: int) -> None:
+    def __init__(self, waiting: list[Cell], engine: Engine, screen: View, retries: int) -> None:
         self.waiting, self.engine, self.screen, self.retries = waiting, engine, screen, retries
         self.failures: list[Failure] = []
         self.deaths: Counter[str] = Counter()

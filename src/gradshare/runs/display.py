@@ -1,6 +1,6 @@
 """What a run shows while it trains: a live table on a terminal, a line for every epoch in notebooks, files and pipes.
 
-The arms of a comparison and the cells of a grid are shown in the same way, by `gradshare.experiments.display`. Imports
+The arms of a comparison and the cells of a grid are shown in the same way, by `gradshare.experiments.grid`. Imports
 nothing heavy.
 """
 
