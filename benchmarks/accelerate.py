@@ -116,14 +116,9 @@ def append(path: Path, cell: Cell, measures: dict[str, float]) -> None:
 # What to train
 
 
-def validation(measures: dict[str, float]) -> list[tuple[int, float]]:
-    """(iteration or epoch, measure), in order."""
-    return sorted((int(name[4:]), value) for name, value in measures.items() if name.startswith("val@"))
-
-
 def last_validation(measures: dict[str, float], higher: bool) -> float:
     """The mean of the last two validations, such that more is better; -inf where they are not finite."""
-    values = [value for _, value in validation(measures)[-2:]]
+    values = [value for _, value in report.curve(measures)[-2:]]
     mean = sum(values) / len(values)
     return (mean if higher else -mean) if math.isfinite(mean) else -math.inf
 

@@ -94,6 +94,7 @@ def row(cells: Iterable[str]) -> str:
 
 
 def curve(measures: Mapping[str, float]) -> list[tuple[int, float]]:
+    """The validations, (iteration or epoch, measure), in order."""
     return sorted((int(name[4:]), value) for name, value in measures.items() if name.startswith("val@"))
 
 

@@ -17,18 +17,10 @@ import torch
 import torch.distributed as dist
 
 import gradshare as gs
+from gradshare.bench.measure import synthetic
 from gradshare.engine.choose import apply, choose
 from gradshare.engine.processes import Group
 from gradshare.runs.torchrun import ends_at_once
-
-
-def random_tasks(tasks: int, seed: int) -> gs.Episodes:
-    draw, labels = torch.Generator().manual_seed(seed), torch.arange(5)
-
-    def part(each: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.rand(tasks, 5 * each, 1, 28, 28, generator=draw), labels.repeat_interleave(each).expand(tasks, -1)
-
-    return gs.Episodes(*part(1), *part(15))
 
 
 def reduction_ms(group: Group, elements: int, times: int = 50) -> float:
@@ -52,9 +44,10 @@ def main() -> None:
         learner = gs.maml(model, inner_lr=0.1, steps=5, sharing=gs.GradientSharing()).over(group)
         state = learner.init(seed=0)
         adam = gs.optimiser(state, 1e-3)
+        images = synthetic((1, 28, 28), "cpu")
         times = []
         for iteration in range(3 + arguments.iterations):
-            episodes = random_tasks(arguments.tasks, iteration)
+            episodes = images.sample("train", gs.Shape(5, 1, 15), arguments.tasks, (iteration,))
             group.any(False)  # all processes start at the same time
             started = time.perf_counter()
             gs.meta_step(learner, state, adam, episodes)

@@ -62,7 +62,7 @@ def explained(model: str, learner: gs.Learner, state: gs.MetaState, tasks: gs.Ep
     with torch.no_grad():
         replace(learner, rule=watched).logits(state, tasks)
     names = list(learner.adapted)
-    head = {name for name in names if name.rpartition(".")[0] == names[-1].rpartition(".")[0]}
+    head = regimes.head_of(names)
     for k, gradients in enumerate(watched.seen):
         for part in ("body", "head"):
             chosen = [name for name in names if (name in head) == (part == "head")]

@@ -18,12 +18,11 @@ import resource
 import subprocess
 import sys
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import gradshare as gs
 from gradshare.engine.choose import apply, choose
@@ -56,38 +55,11 @@ MODES = (  # in the order of the measurements: what matters most comes first
 class Setting(NamedTuple):
     """The network and its images."""
 
-    filters: tuple[int, ...]
+    filters: tuple[int, int, int, int]
     size: int
 
 
 SETTINGS = {"cuda": Setting((64, 128, 256, 512), 84), "cpu": Setting((8, 16, 32, 64), 32)}
-
-
-class Block(nn.Module):
-    """Three convolutions and a shortcut, then pooling by 2."""
-
-    def __init__(self, channels: int, filters: int) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for before in (channels, filters, filters):
-            layers += [nn.Conv2d(before, filters, 3, padding=1, bias=False), nn.BatchNorm2d(filters), nn.LeakyReLU(0.1)]
-        self.body = nn.Sequential(*layers[:-1])
-        self.shortcut = nn.Sequential(nn.Conv2d(channels, filters, 1, bias=False), nn.BatchNorm2d(filters))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.max_pool2d(nn.functional.leaky_relu(self.body(x) + self.shortcut(x), 0.1), 2)
-
-
-class ResNet12(nn.Module):
-    """ResNet-12 as few-shot learning uses it (Lee et al., 2019), without dropout."""
-
-    def __init__(self, filters: tuple[int, ...], ways: int) -> None:
-        super().__init__()
-        self.blocks = nn.Sequential(*(Block(before, after) for before, after in pairwise((3, *filters))))
-        self.head = nn.Linear(filters[-1], ways)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.blocks(x).mean((2, 3)))
 
 
 def random_tasks(tasks: int, size: int, device: str) -> gs.Episodes:
@@ -105,7 +77,7 @@ def measure(device: str, tasks: int, mode: Mode, timed: int) -> Result:
     apply(choose(device))
     torch.manual_seed(0)
     setting = SETTINGS[device]
-    model = ResNet12(setting.filters, WAYS)
+    model = gs.ResNet12(WAYS, setting.filters, (3, setting.size, setting.size))
     learner = gs.maml(model, inner_lr=0.05, steps=STEPS, sharing=gs.GradientSharing()).to(device)
     state, episodes = learner.init(), random_tasks(tasks, setting.size, device)
     adam = gs.optimiser(state, 1e-3)

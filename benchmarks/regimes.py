@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from itertools import pairwise
@@ -328,6 +328,11 @@ class HeadTimes(Rule):
         return Moved({name: own * at.memory[name] for name, own in at.gradients.items()})
 
 
+def head_of(names: Sequence[str]) -> tuple[str, ...]:
+    """The weights of the last layer."""
+    return tuple(name for name in names if name.rpartition(".")[0] == names[-1].rpartition(".")[0])
+
+
 @dataclass(frozen=True)
 class Arm:
     """A rule by its text: a variant, then options: `length-keeping/body/zero-init/gates10/head4`."""
@@ -371,8 +376,7 @@ class Arm:
         return BodyOnly(plain) if plain is not None and "body" in self._options else plain
 
     def learner(self, regime: Regime, model: nn.Module, factor: float) -> gs.Learner:
-        names = [name for name, _ in model.named_parameters()]
-        head = tuple(name for name in names if name.rpartition(".")[0] == names[-1].rpartition(".")[0])
+        head = head_of([name for name, _ in model.named_parameters()])
         return gs.maml(
             model,
             inner_lr=regime.rate * factor * variant(self.variant).rate,

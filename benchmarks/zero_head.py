@@ -42,7 +42,7 @@ def length(weights: dict[str, Tensor]) -> Tensor:
 def looked_at(now: regimes.Trained, shape: gs.Shape) -> Iterator[tuple[str, float]]:
     tasks = now.source.sample("val", shape, 100, (1, 0))
     names = now.learner.adapted
-    head = tuple(name for name in names if name.rpartition(".")[0] == names[-1].rpartition(".")[0])
+    head = regimes.head_of(names)
     body = [name for name in names if name not in head]
     watched = Watched(now.learner.rule)
     learner = replace(now.learner, rule=watched)

@@ -18,12 +18,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from train_queue import EARLIER, PAPER, RESULTS, Queue
 
-from gradshare.reports import Comparison, Run, compare_runs, read_run, read_runs
+from gradshare.reports import Comparison, Run, compare_runs, read_run, read_runs, words
 from gradshare.reports.comparison import ArmResult, ExperimentResult
 from gradshare.reports.figures import INK, STYLE, image, image_files
 from gradshare.reports.panels import curves, gates
 from gradshare.reports.paper import TABLE
-from gradshare.reports.statistics import Spread, spread
+from gradshare.reports.statistics import Spread, reached, spread
 from gradshare.runs.folder import RunFolder
 
 ROOT = RESULTS.parent
@@ -34,7 +34,7 @@ ARMS = ("original", "shared", "gate-only")
 CONTROLS = ("half-rate", "gate-only", "batch-only", "memory-only", "conditioned")
 MARKERS = {"shared": "o", "gate-only": "s", "batch-only": "v", "memory-only": "^", "conditioned": "D"}
 EARLY, AT = 20, 50  # epochs of every run of the controls, and the validation level of their table, %
-ABSENT, UNBROKEN = "–", "\u00a0±\u00a0"
+UNBROKEN = "\u00a0±\u00a0"
 
 
 class Kept:
@@ -113,9 +113,9 @@ def tests(kept: Kept) -> str:
         found = [one.main(arm) for arm in ARMS]
         lengths = sorted({len(run.epochs) for arm in found if arm for run in arm.runs})
         epochs = str(lengths[0]) if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
-        best = [f" ({_by_seed(run.best_epoch for run in arm.runs)})" if arm else ABSENT for arm in found]
+        best = [f" ({_by_seed(run.best_epoch for run in arm.runs)})" if arm else words.ABSENT for arm in found]
         tested = [_test(one, arm) + epoch for arm, epoch in zip(ARMS, best, strict=True)]
-        speed = [_percent(arm.speed_up if arm else None) or ABSENT for arm in found[1:]]
+        speed = [_percent(arm.speed_up if arm else None) or words.ABSENT for arm in found[1:]]
         rows.append([kept.title(one), epochs, *tested, *speed])
     names = ["original: test, % (best epoch)", "sharing", "gate-only", "speed-up, %: sharing", "gate-only"]
     return _table(["experiment", "epochs", *names], rows)
@@ -127,7 +127,7 @@ def levels(kept: Kept) -> str:
     for one in _at_the_normal_rate(kept):
         at, found = _common_level(one), [one.main(arm) for arm in ARMS]
         reached = [_reached(one, arm, at) for arm in found]
-        sooner = [_percent(arm.reached[at].speed_up if arm else None) or ABSENT for arm in found[1:]]
+        sooner = [_percent(arm.reached[at].speed_up if arm else None) or words.ABSENT for arm in found[1:]]
         original, shared = (arm.runs for arm in found[:2] if arm)
         leads = [_by_seed(_leads(shared, original, part), "+.1f") for part in (slice(5), slice(-5, None))]
         rows.append([kept.title(one), f"{100 * one.levels[at].value:g} %", *reached, *sooner, *leads])
@@ -158,7 +158,7 @@ def controls(kept: Kept) -> str:
             for other in ("original", "gate-only")
             if other != name
         ]
-        more = [_number(found, "+.1f") for found in over]
+        more = [words.signed_spread(found, "accuracy") for found in over]
         rows.append(
             [
                 f"{NAMES.get(name, name)}{star}",
@@ -167,7 +167,7 @@ def controls(kept: Kept) -> str:
                 ", ".join(map(_best, runs)),
                 _by_seed(_test_values(runs), ".1f"),
                 _test(one, name),
-                *{"original": [ABSENT, *more], "gate-only": [*more, ABSENT]}.get(name, more),
+                *{"original": [words.ABSENT, *more], "gate-only": [*more, words.ABSENT]}.get(name, more),
             ]
         )
     names = ["mean of epochs 1 to 10", f"first epoch at {AT} %", "best validation (epoch)", "test by seed", "test"]
@@ -229,7 +229,7 @@ def short(kept: Kept) -> str:
     for one in _at_the_normal_rate(kept, tasks=(5,)):
         at = _common_level(one)
         reached = [_reached(one, one.main(arm), at) for arm in ARMS]
-        tested = [_test(one, arm) or ABSENT for arm in ARMS]
+        tested = [_test(one, arm) or words.ABSENT for arm in ARMS]
         rows.append([kept.title(one), f"{100 * one.levels[at].value:g} %", *reached, *tested])
     names = ["level", "epoch: original", "sharing", "gate-only", "test, %: original", "sharing", "gate-only"]
     return f"{_table(['', *names], rows)}\n\n{_sentences(kept)}"
@@ -295,7 +295,7 @@ def _test(one: ExperimentResult | None, name: str) -> str:
     found = one.main(name) if one else None
     if found is None or found.test is None:
         return ""
-    return f"{100 * found.test.value:.1f} ± {100 * (found.test.interval or 0):.1f}"
+    return words.tested(found.test, "accuracy").removesuffix(" %")
 
 
 def _common_level(one: ExperimentResult) -> int:
@@ -304,12 +304,12 @@ def _common_level(one: ExperimentResult) -> int:
 
 
 def _reached(one: ExperimentResult, arm: ArmResult | None, at: int) -> str:
-    return _by_seed(_first_at(run, one.levels[at].value) for run in arm.runs) if arm else ABSENT
+    return _by_seed(_first_at(run, one.levels[at].value) for run in arm.runs) if arm else words.ABSENT
 
 
 def _first_at(run: Run, level: float) -> int | None:
-    hits = run.epochs[run.val >= level]
-    return int(hits[0]) if len(hits) else None
+    hit = reached(run, level)
+    return hit.epoch if hit else None
 
 
 def _leads(runs: list[Run], others: list[Run], part: slice) -> list[float]:
@@ -322,23 +322,15 @@ def _leads(runs: list[Run], others: list[Run], part: slice) -> list[float]:
 
 
 def _by_seed(values: Iterable[float | None], form: str = "d") -> str:
-    return ", ".join(ABSENT if value is None else f"{value:{form}}" for value in values).replace("-", "−")
-
-
-def _number(found: Spread | None, form: str) -> str:
-    if found is None:
-        return ABSENT
-    return (f"{found.mean:{form}}" + (f" ± {found.interval:.1f}" if found.interval is not None else "")).replace(
-        "-", "−"
-    )
+    return ", ".join(words.ABSENT if value is None else f"{value:{form}}" for value in values).replace("-", "−")
 
 
 def _percent(found: Spread | None) -> str:
     """+49 ± 39, of a fraction."""
     if found is None:
         return ""
-    middle = f"{100 * found.mean:+.0f}".replace("-", "−") if round(100 * found.mean) else "0"
-    return middle + (f" ± {100 * found.interval:.0f}" if found.interval else "")
+    text = words.percent_spread(found) if found.interval else words.percent(found.mean)
+    return text.removesuffix(" %")
 
 
 def _bold(text: str, star: str) -> str:

@@ -50,21 +50,6 @@ BEST = 5  # epochs in the ensemble of the test
 LICENCE = "mit"  # of the models; their cards say the terms of the data
 
 
-class Library:
-    """What a worker takes from gradshare beside the light imports above: it loads PyTorch."""
-
-    def __init__(self) -> None:
-        from gradshare.data.dataset import load_dataset
-        from gradshare.data.sources import import_dataset
-        from gradshare.runs.build import run
-        from gradshare.runs.divergence import Diverged
-        from gradshare.runs.export import load_run
-        from gradshare.runs.workers import Interrupted
-
-        self.load_dataset, self.import_dataset, self.load_run = load_dataset, import_dataset, load_run
-        self.run, self.Diverged, self.Interrupted = run, Diverged, Interrupted
-
-
 class Rule(NamedTuple):
     """When a cell is finished."""
 
@@ -190,12 +175,15 @@ class Watch:
 
 def work(queue: Queue, cell: Cell, runs: Path, archives: Path) -> int:
     """Train a cell until it is finished, or until SIGTERM; returns the exit status."""
-    library, note = Library(), note_of(cell, runs)
+    from gradshare.runs.divergence import Diverged
+    from gradshare.runs.workers import Interrupted
+
+    note = note_of(cell, runs)
     note.parent.mkdir(parents=True, exist_ok=True)
     note.unlink(missing_ok=True)
     try:
-        train(library, queue, cell, runs, archives)
-    except (library.Interrupted, library.Diverged) as how:
+        train(queue, cell, runs, archives)
+    except (Interrupted, Diverged) as how:
         print(f"{cell.label}: {how}", flush=True)
     except Exception as error:
         note.write_text(f"{type(error).__name__}: {error}".partition("\n")[0], encoding="utf-8")
@@ -209,18 +197,21 @@ def note_of(cell: Cell, runs: Path) -> Path:
     return runs / "notes" / f"{cell.label}.txt"
 
 
-def train(library: Library, queue: Queue, cell: Cell, runs: Path, archives: Path) -> None:
+def train(queue: Queue, cell: Cell, runs: Path, archives: Path) -> None:
+    from gradshare.data.dataset import load_dataset
+    from gradshare.runs.build import run
+    from gradshare.runs.export import load_run
+
     config, folder = queue.config(cell), runs / cell.label
-    ensure_data(library, queue, config.dataset, archives)
-    data = library.load_dataset(config.dataset, config.pixels).to(config.device)
+    ensure_data(queue, config.dataset, archives)
+    data = load_dataset(config.dataset, config.pixels).to(config.device)
     while not queue.ended(cell, runs):
         accuracies, until = accuracies_in(folder), queue.due(cell, runs)
         watch = Watch(cell.label, accuracies, until, queue.rule, config.epochs)
         with suppress(Longer):
-            library.run(replace(config, epochs=until), folder, None, watch, data)
+            run(replace(config, epochs=until), folder, None, watch, data)
     if not (runs / "models" / cell.label).exists():
-        saved = library.load_run(folder)
-        saved.save_pretrained(runs / "models" / cell.label, license=LICENCE, half_memory=True)
+        load_run(folder).save_pretrained(runs / "models" / cell.label, license=LICENCE, half_memory=True)
     summary = RunFolder(folder).summary()
     assert summary is not None and summary.test is not None
     best, ensemble = (100 * (score.accuracy or 0.0) for score in (summary.test.best, summary.test.ensemble))
@@ -228,14 +219,14 @@ def train(library: Library, queue: Queue, cell: Cell, runs: Path, archives: Path
     print(f"{cell.label}: finished after {len(accuracies_in(folder))} epochs; {tested}", flush=True)
 
 
-def ensure_data(library: Library, queue: Queue, name: str, archives: Path) -> None:
+def ensure_data(queue: Queue, name: str, archives: Path) -> None:
     """Make a data set that is not there, from its archives or from another one; other workers that need it wait."""
     target = Path(os.environ["GRADSHARE_DATA"]) / name
     if name not in queue.data or target.exists():
         return
     about, began = queue.data[name], time.monotonic()
     if "change" in about:
-        ensure_data(library, queue, about["from"], archives)
+        ensure_data(queue, about["from"], archives)
     target.parent.mkdir(parents=True, exist_ok=True)
     with (target.parent / f".{name}.importing").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -246,7 +237,9 @@ def ensure_data(library: Library, queue: Queue, name: str, archives: Path) -> No
             subprocess.run(command, check=True)
         else:
             paths = [archive(archives, file, digest) for file, digest in about["archives"].items()]
-            library.import_dataset(about["kind"], paths, about["transform"], name)
+            from gradshare.data.sources import import_dataset
+
+            import_dataset(about["kind"], paths, about["transform"], name)
         print(f"made {name} in {time.monotonic() - began:.1f} s", flush=True)
 
 

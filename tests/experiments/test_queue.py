@@ -109,7 +109,7 @@ def test_changed_data_sets_are_made_from_others(
     for change in CHANGES:
         queue.data[change] = {"from": str(blobs), "change": change}
         assert train_queue.lacking(queue, change, places) == []
-        train_queue.ensure_data(train_queue.Library(), queue, change, places)
+        train_queue.ensure_data(queue, change, places)
         made[change] = gs.load_dataset(change)
     counts = {name: [data.index.images, len(data.index.classes)] for name, data in made.items()}
     assert counts == {"rotated": [4 * 240 + 240, 60], "augmented": [4 * 240 + 240, 24], "webp40": [480, 24]}
