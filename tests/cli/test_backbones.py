@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,15 +44,6 @@ def nothing(ways, image):
 """
 FILTERS = SMALL.index("--filters")
 TINY = [*SMALL[:FILTERS], *SMALL[FILTERS + 2 :], "--epochs", "1", "--iterations", "2"]
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    (tmp_path / "my_nets.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
-    yield tmp_path
-    forget()
 
 
 def forget() -> None:

@@ -84,6 +84,7 @@ def test_help_is_quick_and_needs_no_torch() -> None:
     code += "    text = io.StringIO()\n    with contextlib.redirect_stdout(text):\n"
     code += "        try: main()\n        except SystemExit as end: assert not end.code\n"
     code += "    assert 'Usage' in text.getvalue()\n    if words in ('grid list', 'grid run'): print(text.getvalue())\n"
+    code += "sys.argv = ['gradshare', 'data', 'verify']\ntry: main()\nexcept SystemExit as end: assert end.code == 2\n"
     code += "assert 'torch' not in sys.modules"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

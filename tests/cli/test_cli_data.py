@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 import zipfile
@@ -27,16 +26,6 @@ from gradshare.data.splits import standard_split
 from gradshare.data.store import ClassEntry, Index, read_index, write_store
 from gradshare.errors import UserError
 from tests.conftest import write_blobs
-
-MAIN = """import sys
-from cyclopts import App
-from gradshare.cli import app as cli
-from gradshare.cli.data import data_app
-cli.app = App(name="gradshare")
-cli.app.command(data_app)
-try: cli.main()
-finally: assert "torch" not in sys.modules
-"""
 
 
 def command(*words: object) -> None:
@@ -67,20 +56,6 @@ def write_cub(path: Path) -> Path:
                 with archive.open(f"CUB_200_2011/images/{name}/{place}.jpg", "w") as file:
                     Image.new("RGB", (9, 8), (number, 255 - number, 90 * place)).save(file, "JPEG")
     return path
-
-
-def test_help_and_mistakes_need_no_torch() -> None:
-    shown = subprocess.run([sys.executable, "-c", MAIN, "data", "--help"], capture_output=True, text=True, check=False)
-    assert shown.returncode == 0 and all(word in shown.stdout for word in ("list", "import", "download", "verify"))
-    wrong = subprocess.run([sys.executable, "-c", MAIN, "data", "verify"], capture_output=True, text=True, check=False)
-    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and "data verify NAME" in wrong.stderr
-
-
-@pytest.mark.parametrize("word", ["import", "download", "show"])
-def test_help_of_the_commands(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    command(word, "--help")
-    shown = capsys.readouterr().out
-    assert "Usage" in shown and ("omniglot" in shown or word == "show")
 
 
 # list

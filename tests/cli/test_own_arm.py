@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,16 +34,6 @@ class Mine:  # name, init and update are all that a rule needs
 """
 SIZES = [*SMALL, "--epochs", "3", "--iterations", "20"]
 MAML = "cub-5shot-5task-maml"
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The working directory, with the module in it; importable only if the command line makes it so."""
-    (tmp_path / "my_rules.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
-    yield tmp_path
-    forget()
 
 
 def forget() -> None:

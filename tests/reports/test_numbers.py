@@ -210,13 +210,6 @@ def test_seeds_that_disagree_are_unclear(tmp_path: Path) -> None:
     assert lead is not None and lead.verdict == "unclear" and lead.difference.mean == pytest.approx(10)
 
 
-def test_a_speed_up_needs_runs_of_the_same_length(tmp_path: Path) -> None:
-    make_run(tmp_path / "original", "original", [0.3, 0.4, 0.5])
-    make_run(tmp_path / "shared", "shared", [0.2], finished=False)
-    shared = arm(tmp_path, "shared")
-    assert shared.speed_up is None and shared.mean_difference == Spread(pytest.approx(-10), None, 1)
-
-
 # The paper
 
 
@@ -256,7 +249,7 @@ def test_what_is_not_the_papers_has_no_cell(odd: dict[str, Any]) -> None:
 
 def test_seeds_of_different_length_are_one_arm_and_two_lengths_of_a_seed_are_two(tmp_path: Path) -> None:
     def arms(folder: Path) -> dict[str, int]:
-        (experiment,) = compare_runs(read_runs(folder)).experiments
+        (experiment,) = compared(folder).experiments
         return {one.name: len(one.runs) for one in experiment.arms}
 
     for seed, epochs in enumerate((3, 4)):
@@ -271,13 +264,12 @@ def test_seeds_of_different_length_are_one_arm_and_two_lengths_of_a_seed_are_two
 
 
 def test_a_speed_up_needs_trainings_that_are_equally_long_or_settled(tmp_path: Path) -> None:
-    def speed_up(folder: Path, *lengths: int) -> float | None:
-        for arm, best, length in zip(("original", "shared"), (6, 3), lengths, strict=True):
-            make_run(folder / arm, arm, [0.5 if epoch == best else 0.3 for epoch in range(1, length + 1)])
-        (experiment,) = compare_runs(read_runs(folder)).experiments
-        found = next(one for one in experiment.arms if one.name == "shared").speed_up
-        return found and found.mean
+    def compare(folder: Path, *lengths: int) -> ArmResult:
+        for name, best, length in zip(("original", "shared"), (6, 3), lengths, strict=True):
+            make_run(folder / name, name, [0.5 if epoch == best else 0.3 for epoch in range(1, length + 1)])
+        return arm(folder, "shared")
 
-    assert speed_up(tmp_path / "equal", 10, 10) == 1.0
-    assert speed_up(tmp_path / "unequal", 10, 9) is None
-    assert speed_up(tmp_path / "settled", 31, 28) == 1.0
+    unequal = compare(tmp_path / "unequal", 10, 9)
+    assert unequal.speed_up is None and unequal.mean_difference == Spread(pytest.approx(0), None, 1)
+    for lengths in ((10, 10), (31, 28)):
+        assert compare(tmp_path / str(lengths), *lengths).speed_up == Spread(1.0, None, 1)

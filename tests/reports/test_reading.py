@@ -31,17 +31,6 @@ def test_a_run_is_read(trio: Path) -> None:
 
 
 def test_runs_are_in_the_order_of_the_registry(tmp_path: Path) -> None:
-    for arm in (
-        "my_rules:Zeta",
-        "memory-only",
-        "conditioned",
-        "batch-only",
-        "shared",
-        "gate-only",
-        "half-rate",
-        "original",
-    ):
-        make_run(tmp_path / "deeper" / arm, arm, [0.5])
     order = [
         "original",
         "shared",
@@ -52,6 +41,8 @@ def test_runs_are_in_the_order_of_the_registry(tmp_path: Path) -> None:
         "conditioned",
         "my_rules:Zeta",
     ]
+    for arm in reversed(order):
+        make_run(tmp_path / "deeper" / arm, arm, [0.5])
     assert [run.name for run in read_runs(tmp_path)] == order
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gradshare.method.variants import Variant
 from gradshare.reports import words
-from gradshare.reports.comparison import ArmResult, Comparison, ExperimentResult, Lead, Reached
+from gradshare.reports.comparison import ArmResult, Comparison, ExperimentResult, Lead, Reached, RunResult
 from gradshare.reports.model import Measure, Run
 from gradshare.reports.paper import experiment_of
 from gradshare.reports.statistics import Verdict, Versus, mean
@@ -220,65 +220,52 @@ def _reached_cell(one: ArmResult, place: int, level: str) -> Cell:
 
 def runs_table(comparison: Comparison) -> Table:
     """A row for each run."""
-    measure, against = comparison.measure, comparison.has_original
-    columns = ["Run", "Best validation", "at epoch", "Test, best epoch", "Test, ensemble"]
-    columns += (
-        [f"Mean lead, {words.unit(measure)}", "at the last epoch", "Bands apart, better / worse"] if against else []
-    )
-    gates = any(one.run.m is not None or one.run.lam is not None for one in comparison.runs.values())
-    columns += [f"Last {words.GATE_M}", f"Last {words.GATE_LAM}"] if gates else []
-    rows = [
-        _run_cells(one.run, measure)
-        + (_versus_cells(one.against_original, measure) if against else [])
-        + (_gate_cells(one.run) if gates else [])
-        + _time_cells(one.run)
-        for one in comparison.runs.values()
-    ]
+    measure, results = comparison.measure, list(comparison.runs.values())
+
+    def difference(value: float | None) -> Cell:
+        return Cell(words.signed(value, measure), value)
+
+    def score(run: Run, found: Score | None) -> Cell:
+        value = run.measured(found)
+        return Cell(words.level(value, measure, found.interval if found else None), value)
+
+    columns: dict[str, Callable[[RunResult], Cell]] = {
+        "Run": lambda one: Cell(one.run.name, one.run.name, marks=tuple(one.run.marks)),
+        "Best validation": lambda one: Cell(
+            words.level(one.run.best_val, measure, one.run.best_val_interval), one.run.best_val
+        ),
+        "at epoch": lambda one: Cell(str(one.run.best_epoch or words.ABSENT), one.run.best_epoch),
+        "Test, best epoch": lambda one: score(one.run, one.run.test.best if one.run.test else None),
+        "Test, ensemble": lambda one: score(one.run, one.run.test.ensemble if one.run.test else None),
+    }
+    if comparison.has_original:
+        columns[f"Mean lead, {words.unit(measure)}"] = lambda one: difference(
+            one.against_original.mean_difference if one.against_original else None
+        )
+        columns["at the last epoch"] = lambda one: difference(
+            one.against_original.final_difference if one.against_original else None
+        )
+        columns["Bands apart, better / worse"] = lambda one: _bands_cell(one.against_original)
+    if any(one.run.m is not None or one.run.lam is not None for one in results):
+        columns[f"Last {words.GATE_M}"] = lambda one: _gate_cell(one.run.final_mean_m)
+        columns[f"Last {words.GATE_LAM}"] = lambda one: _gate_cell(one.run.final_mean_lam)
+    columns["Time of an epoch"] = lambda one: Cell(words.seconds(one.run.seconds_per_epoch), one.run.seconds_per_epoch)
+    columns["Training time"] = lambda one: Cell(words.seconds(one.run.train_seconds), one.run.train_seconds)
+    rows = [[cell(one) for cell in columns.values()] for one in results]
     note = f"Times are of training only. {CLOCK} {TASKS_NOTE}"
-    variants = tuple(one.run.variant for one in comparison.runs.values())
-    return Table("Every run", [*columns, "Time of an epoch", "Training time"], rows, note, variants)
+    return Table("Every run", list(columns), rows, note, tuple(one.run.variant for one in results))
 
 
-def _run_cells(run: Run, measure: Measure) -> list[Cell]:
-    scores = [run.test.best, run.test.ensemble] if run.test else [None, None]
-    return [
-        Cell(run.name, run.name, marks=tuple(run.marks)),
-        Cell(words.level(run.best_val, measure, run.best_val_interval), run.best_val),
-        Cell(words.ABSENT if run.best_epoch is None else str(run.best_epoch), run.best_epoch),
-        *(_score_cell(run, score, measure) for score in scores),
-    ]
-
-
-def _score_cell(run: Run, score: Score | None, measure: Measure) -> Cell:
-    value = run.measured(score)
-    return Cell(words.level(value, measure, score.interval if score else None), value)
-
-
-def _versus_cells(found: Versus | None, measure: Measure) -> list[Cell]:
-    if found is None:
-        return [Cell(words.ABSENT)] * 3
-    return [
-        Cell(words.signed(found.mean_difference, measure), found.mean_difference),
-        Cell(words.signed(found.final_difference, measure), found.final_difference),
-        Cell(bands_text(found), found.epochs_apart_better),
-    ]
-
-
-def bands_text(found: Versus) -> str:
+def _bands_cell(found: Versus | None) -> Cell:
     """In how many epochs the band is entirely on the better side (since when), and on the worse."""
-    if not found.epochs_with_bands:
-        return words.ABSENT
+    if found is None or not found.epochs_with_bands:
+        return Cell(words.ABSENT)
     since = f", from {found.first_epoch_apart}" if found.epochs_apart_better else ""
-    return f"{found.epochs_apart_better} / {found.epochs_apart_worse}{since}"
+    return Cell(f"{found.epochs_apart_better} / {found.epochs_apart_worse}{since}", found.epochs_apart_better)
 
 
-def _gate_cells(run: Run) -> list[Cell]:
-    last = (run.final_mean_m, run.final_mean_lam)
-    return [Cell(words.ABSENT if value is None else f"{value:.2f}", value) for value in last]
-
-
-def _time_cells(run: Run) -> list[Cell]:
-    return [Cell(words.seconds(value), value) for value in (run.seconds_per_epoch, run.train_seconds)]
+def _gate_cell(value: float | None) -> Cell:
+    return Cell(words.ABSENT if value is None else f"{value:.2f}", value)
 
 
 # The paper
