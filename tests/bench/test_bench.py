@@ -323,26 +323,6 @@ def test_a_sweep_varies_one_size(bench: Bench, tmp_path: Path, capsys: Captured)
     assert "2task-1shot 18x18x1" in said and "higher" not in said
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--engines", "graph"], "GPU"),
-        (["--precisions", "bf16"], "GPU"),
-        (["--size", "8"], "at least 16"),
-        (["--iterations", "0"], "iterations is 0"),
-        (["--steps", "0"], "steps is 0"),
-        (["--values", "3"], "--sweep"),
-        (["--shape", "huge"], "--shape"),
-        (["--sweep", "filters"], "--sweep"),
-    ],
-)
-def test_mistakes_get_one_sentence_and_exit_code_2(
-    words: list[str], message: str, bench: Bench, capsys: Captured
-) -> None:
-    code, said = bench(*words), capsys.readouterr().err
-    assert code == 2 and message in said and len(said.strip().splitlines()) == 1
-
-
 def test_the_gpu_script_times_what_matters_most_first() -> None:
     parts = script("h200").parts("cuda")
     first = parts[0].cases[:4]

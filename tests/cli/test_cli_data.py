@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cyclopts import CycloptsError
 from PIL import Image
 
 import gradshare as gs
@@ -203,33 +202,6 @@ def test_a_stopped_import_leaves_nothing(
     assert stop.value.code == 3 and not (home / "x").exists()
     assert capsys.readouterr().err == "gradshare: stopped; nothing is left of the import\n"
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["import", "cub"], "data import cub PATH"),
-        (["import", "cub", "x", "--seed", "1"], "cub has its standard split"),
-        (["import", "mini", "x", "--split-file", "y"], "mini has its standard split"),
-        (["import", "omniglot", "x", "--transform", "crop"], "omniglot has only one transform"),
-        (["import", "folder", "x", "--name", "a/b"], "'a/b'"),
-        (["import", "folder", "x", "--name", ".x"], "'.x'"),
-        (["import", "folder", "x", "--name", "glyphs"], "reserved"),
-        (["import", "folder", "x", "--name", "downloads"], "reserved"),
-        (["import", "folder", "nowhere"], "nowhere"),
-        (["import", "birds", "x"], "birds"),
-        (["import", "glyphs", "x"], "glyphs"),
-        (["download", "folder"], "folder"),
-        (["verify"], "data verify NAME"),
-        (["verify", "nothing"], "'nothing'"),
-        (["verify", "."], "no index.json"),
-    ],
-)
-def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path, words: list[str], message: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises((UserError, CycloptsError), match=message):
-        command(*words)
-    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(
