@@ -115,7 +115,7 @@ def test_warnings_of_a_run(tmp_path: Path) -> None:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     run = read_run(RunFolder(folder))
     assert (run.skipped, run.diverged_tasks) == (7, 2) and run.saturated.startswith("since epoch 1")
-    assert run.marks == ["steps skipped", "tasks diverged", "gate saturated", "files changed"]
+    assert [*run.marks] == ["files changed", "gate saturated", "steps skipped", "tasks diverged"]
 
 
 def test_accuracies_and_losses_are_not_mixed(tmp_path: Path) -> None:

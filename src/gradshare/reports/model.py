@@ -77,16 +77,17 @@ class Run:
         return str(self.options.get("norm_statistics", "batch"))
 
     @property
-    def marks(self) -> list[str]:
-        """What a reader has to know before the numbers, in a word or two each."""
-        found = {
-            self.status: self.status != "done",
-            "steps skipped": self.skipped,
-            "tasks diverged": self.diverged_tasks,
-            "gate saturated": self.saturated,
-            "files changed": self.damage,
-        }
-        return [mark for mark, holds in found.items() if holds]
+    def marks(self) -> dict[str, str]:
+        """What a reader has to know before the numbers: a word or two each, and the reason in full."""
+        steps, tasks = self.skipped, self.diverged_tasks
+        found = [
+            (self.status != "done", self.status, self.reason),
+            (self.damage, "files changed", self.damage),
+            (self.saturated, "gate saturated", self.saturated),
+            (steps, "steps skipped", f"{count(steps, 'meta-step')} not taken, because something was not finite"),
+            (tasks, "tasks diverged", f"up to {count(tasks, 'validation task')} without a finite loss"),
+        ]
+        return {mark: reason for holds, mark, reason in found if holds}
 
     @cached_property
     def best(self) -> int | None:
@@ -144,6 +145,10 @@ def _known(value: float) -> float | None:
 def sign(measure: Measure) -> int:
     """1 if more is better, -1 if less is."""
     return 1 if measure == "accuracy" else -1
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def text_of(value: Any) -> str:

@@ -24,7 +24,7 @@ from gradshare.experiments.presets import described
 from gradshare.method.variants import VARIANTS, Variant
 from gradshare.reports import words
 from gradshare.reports.comparison import ArmResult, Comparison, ExperimentResult, Lead
-from gradshare.reports.model import MACHINE, Floats, Measure, Run, method_name, sign, text_of
+from gradshare.reports.model import MACHINE, Floats, Measure, Run, count, method_name, sign, text_of
 from gradshare.reports.panels import (
     FIRST,
     INK,
@@ -69,7 +69,7 @@ def report_page(comparison: Comparison, command: str) -> str:
         arms=list(dict.fromkeys(run.variant for run in runs)),
         verdicts=tables[0],
         details=tables[1:],
-        reasons={run.name: _reason(run) for run in runs if _reason(run)},
+        reasons={run.name: "; ".join(filter(None, run.marks.values())) for run in runs if any(run.marks.values())},
         settings=settings(runs),
         norm_note=comparison.norm_note,
         test_tasks=sorted({run.test.tasks for run in runs if run.test}),
@@ -269,7 +269,7 @@ def not_done(runs: list[Run]) -> str:
     """How many runs are not done, by their status; "" if all are."""
     states = Counter(run.status for run in runs if run.status != "done")
     kinds = [f"{number} {status}" for status, number in states.items()]
-    return f"Not done: {words.listed(kinds)}, of {words.count(len(runs), 'run')}." if kinds else ""
+    return f"Not done: {words.listed(kinds)}, of {count(len(runs), 'run')}." if kinds else ""
 
 
 def headline(comparison: Comparison) -> str:
@@ -306,7 +306,7 @@ def _one_pair(experiment: ExperimentResult, arm: ArmResult, comparison: Comparis
     subject = experiment.setting.row.partition("/")[0] if alone else experiment.setting.title
     unit = "points of validation accuracy" if measure == "accuracy" else "in the validation loss"
     mean = f"{words.signed_spread(lead.difference, measure)} {unit} on average"
-    over = f" over {words.count(lead.difference.seeds, 'seed')}" if lead.difference.seeds > 1 else ""
+    over = f" over {count(lead.difference.seeds, 'seed')}" if lead.difference.seeds > 1 else ""
     control = _control_sentence(arm.against_best_control, measure) if lead.verdict == "ahead" else ""
     return f"{start}, {subject} {VERDICTS[lead.verdict]}: {mean}{over}. {control}".strip()
 
@@ -334,7 +334,7 @@ def _counted(verdicts: list[Verdict], of: str) -> str:
     kinds = [kind for kind in VERDICTS if kind in verdicts]
     parts = [f"{kind} in {verdicts.count(kind)}" for kind in kinds]
     first = f"{kinds[0]} {of}".strip()
-    parts[0] = f"{first} in {verdicts.count(kinds[0])} of {words.count(len(verdicts), 'experiment')}"
+    parts[0] = f"{first} in {verdicts.count(kinds[0])} of {count(len(verdicts), 'experiment')}"
     return words.listed(parts)
 
 
@@ -347,18 +347,6 @@ def _best_run(comparison: Comparison) -> str:
     value, run = max(found, key=lambda pair: sign(measure) * pair[0])
     who = f"The best of {len(found)} runs is {run.name}, with a" if len(found) > 1 else "It reached a"
     return f"{who} validation {measure} of {words.level(value, measure)} at epoch {run.best_epoch} of {run.last_epoch}."
-
-
-def _reason(run: Run) -> str:
-    """What the marks of a run mean, in full."""
-    reasons = {
-        run.reason: run.reason,
-        run.damage: run.damage,
-        run.saturated: run.saturated,
-        f"{words.count(run.skipped, 'meta-step')} not taken, because something was not finite": run.skipped,
-        f"up to {words.count(run.diverged_tasks, 'validation task')} without a finite loss": run.diverged_tasks,
-    }
-    return "; ".join(text for text, holds in reasons.items() if holds)
 
 
 # Settings and commands

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gradshare.method.variants import Variant
 from gradshare.reports import words
 from gradshare.reports.comparison import ArmResult, Comparison, ExperimentResult, Lead, Reached, RunResult
-from gradshare.reports.model import Measure, Run
+from gradshare.reports.model import Measure, Run, count
 from gradshare.reports.paper import experiment_of
 from gradshare.reports.statistics import Verdict, Versus, mean
 from gradshare.runs.folder import Score
@@ -96,7 +96,7 @@ def _name_cell(one: ArmResult) -> Cell:
     done = f"{one.done} of {len(runs)} done" if one.done < len(runs) else ""
     kinds = [mark for run in runs for mark in run.marks]
     marks = tuple(f"{mark}: {kinds.count(mark)}" for mark in dict.fromkeys(kinds))
-    return Cell(one.name, one.name, ", ".join(filter(None, (words.count(len(runs), "seed"), done))), marks=marks)
+    return Cell(one.name, one.name, ", ".join(filter(None, (count(len(runs), "seed"), done))), marks=marks)
 
 
 def _lead_cell(lead: Lead | None, measure: Measure, beside: str = "") -> Cell:

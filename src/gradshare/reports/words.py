@@ -88,10 +88,6 @@ def seconds(value: float | None) -> str:
     return ABSENT if value is None else duration(value)
 
 
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def listed(words: Sequence[str], last: str = "and") -> str:
     """a, b and c."""
     return f" {last} ".join(part for part in (", ".join(words[:-1]), words[-1]) if part) if words else ""
