@@ -76,44 +76,28 @@ def tasks(case: Case, dtype: torch.dtype) -> gs.Episodes:
     )
 
 
+@pytest.mark.parametrize("backbone", ["conv4", "resnet12", "vit"])
 @pytest.mark.parametrize("library", RIVALS)
-def test_the_other_libraries_compute_the_same_meta_gradient(library: str) -> None:
+def test_the_other_libraries_compute_the_same_meta_gradient(library: str, backbone: str) -> None:
     pytest.importorskip(library, reason=f"{library} is not installed: pip install 'gradshare[bench]'")
     case = replace(TINY, tasks=3, steps=3, filters=5)
-    learner = gs.maml(gs.Conv4(case.ways, case.filters, case.image).double(), inner_lr=0.1, steps=case.steps)
-    state, episodes = learner.init(seed=0), tasks(case, torch.float64)
-    state.params["norms.1.weight"].data += 0.3  # else a gain that is wrongly adapted would not be noticed
-    expected = torch.autograd.grad(learner.outer_loss(state, episodes).loss, list(state.params.values()))
-
-    network = gs.Conv4(case.ways, case.filters, case.image).double()
-    network.load_state_dict(state.params)
-    check_rival(library, network, case, episodes, state, expected)
-
-
-@pytest.mark.parametrize("backbone", ["resnet12", "vit"])
-@pytest.mark.parametrize("library", RIVALS)
-def test_the_other_libraries_run_any_network(library: str, backbone: str) -> None:
-    pytest.importorskip(library, reason=f"{library} is not installed: pip install 'gradshare[bench]'")
-    case = replace(TINY, tasks=2, steps=2)
-    make = {"resnet12": lambda: gs.ResNet12(case.ways, (2, 3, 4, 5), case.image), "vit": lambda: small_vit(case)}
+    make: dict[str, Callable[[], torch.nn.Module]] = {
+        "conv4": lambda: gs.Conv4(case.ways, case.filters, case.image),
+        "resnet12": lambda: gs.ResNet12(case.ways, (2, 3, 4, 5), case.image),
+        "vit": lambda: gs.ViT(case.ways, case.image, patch=case.image[1] // 2, width=8, depth=1, heads=2),
+    }
     learner = gs.maml(make[backbone]().double(), inner_lr=0.1, steps=case.steps)
     state, episodes = learner.init(seed=0), tasks(case, torch.float64)
+    if backbone == "conv4":
+        state.params["norms.1.weight"].data += 0.3  # else a gain that is wrongly adapted would not be noticed
     expected = torch.autograd.grad(learner.outer_loss(state, episodes).loss, list(state.params.values()))
     network = vmapped.prepare(make[backbone]().double())
     network.load_state_dict(state.params)
-    with sdpa_kernel(SDPBackend.MATH):
-        check_rival(library, network, case, episodes, state, expected)
-
-
-def small_vit(case: Case) -> gs.ViT:
-    return gs.ViT(case.ways, case.image, patch=case.image[1] // 2, width=8, depth=1, heads=2)
-
-
-def check_rival(library: str, network: Any, case: Case, episodes: Any, state: Any, expected: Any) -> None:
     gradient = rivals.GRADIENTS[library](network, case.steps, 0.1)
     for _ in range(2):  # the second time checks that the first did not change the network
         network.zero_grad()
-        gradient(episodes)
+        with sdpa_kernel(SDPBackend.MATH):
+            gradient(episodes)
         found = dict(network.named_parameters())
         for name, value in zip(state.params, expected, strict=True):
             torch.testing.assert_close(found[name].grad, value, rtol=1e-7, atol=1e-9, msg=f"{library}: {name}")

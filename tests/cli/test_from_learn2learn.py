@@ -113,20 +113,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[s
     torch.set_default_dtype(before)
 
 
-def gradients_of_model(values: Values) -> list[Tensor]:
-    return [weight.grad for weight in values["model"].parameters()]
-
-
-def gradients_of_state(values: Values) -> list[Tensor]:
-    return [weight.grad for weight in values["state"].params.values()]
-
-
 def trained(values: Values) -> list[Tensor]:
     return [*values["model"].parameters()] if "state" not in values else [*values["state"].params.values()]
 
 
 def gradients(values: Values) -> list[Tensor]:
-    return gradients_of_model(values) if "state" not in values else gradients_of_state(values)
+    return [weight.grad for weight in trained(values)]
 
 
 def with_rates(values: Values) -> list[Tensor]:
