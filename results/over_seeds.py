@@ -21,6 +21,7 @@ from train_queue import EARLIER, PAPER, RESULTS, Queue
 from gradshare.reports import Comparison, Run, compare_runs, read_run, read_runs, words
 from gradshare.reports.comparison import ArmResult, ExperimentResult
 from gradshare.reports.figures import INK, STYLE, image, image_files
+from gradshare.reports.model import METHODS
 from gradshare.reports.panels import curves, gates
 from gradshare.reports.paper import TABLE
 from gradshare.reports.statistics import Spread, reached, spread
@@ -28,7 +29,7 @@ from gradshare.runs.folder import RunFolder
 
 ROOT = RESULTS.parent
 PAGES = tuple(ROOT / name for name in ("docs/results.md", "docs/index.md", "README.md"))
-NAMES, METHODS = {"shared": "sharing"}, {"maml": "MAML", "metasgd": "Meta-SGD", "mamlpp": "MAML++"}
+NAMES = {"shared": "sharing"}
 DATA = {"cub": "CUB", "mini": "MiniImagenet"}
 ARMS = ("original", "shared", "gate-only")
 CONTROLS = ("half-rate", "gate-only", "batch-only", "memory-only", "conditioned")

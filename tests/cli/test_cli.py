@@ -23,7 +23,6 @@ from gradshare.runs.config import Method, RunConfig
 from tests.support.commands import (
     SMALL,
     call,
-    command,
     epochs_done,
     gradshare,
     mistake,
@@ -32,8 +31,6 @@ from tests.support.commands import (
     train_here,
     wait_for,
 )
-
-__all__ = ["SMALL", "command", "gradshare", "seconds_of_children"]  # until all tests have them from tests.support
 
 RUN = """
 adapt adapt-norm arm backbone checkpoint dataset deterministic device engine epochs eval-batch filters final-outer-rate

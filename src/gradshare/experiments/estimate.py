@@ -16,7 +16,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -25,6 +25,7 @@ from gradshare.data.store import ClassEntry, Index
 from gradshare.learners.algorithms import RECIPES
 from gradshare.runs.build import choice_for, run
 from gradshare.runs.config import RunConfig
+from gradshare.runs.display import Silent
 from gradshare.runs.workers import HardStop, Interrupted
 
 BUDGET = 10.0  # seconds
@@ -39,7 +40,7 @@ class Measured(NamedTuple):
     evaluated_task: float
 
 
-class Stopwatch:
+class Stopwatch(Silent):
     """The display of a run: the time of every iteration and of every batch of evaluated tasks."""
 
     def __init__(self) -> None:
@@ -53,8 +54,6 @@ class Stopwatch:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # a GPU works on after the call
         self.evaluated.append((done, time.monotonic()))
-
-    def epoch(self, *_: Any) -> None: ...
 
     def timing(self) -> Measured:
         return Measured(_each(self.iterations), _each(self.evaluated))
