@@ -19,7 +19,7 @@ import gradshare.reports
 from gradshare.errors import UserError
 from gradshare.experiments.presets import preset
 from gradshare.method.variants import VARIANTS
-from gradshare.reports import Comparison, compare_runs, read_run, read_runs, rich_table, write_report
+from gradshare.reports import Comparison, compare_runs, read_run, read_runs, rich_table, words, write_report
 from gradshare.reports.figures import draw
 from gradshare.reports.formats import csv_experiments, csv_runs, latex, markdown, plain_text
 from gradshare.reports.page import headline, not_done, report_page, training_command
@@ -132,6 +132,13 @@ def test_the_headline_of_one_comparison(tmp_path: Path, trio: Path) -> None:
     make_run(tmp_path / "b" / "original", "original", [0.3, 0.4])
     make_run(tmp_path / "b" / "shared", "shared", [0.2], finished=False)
     assert headline(compared(tmp_path / "b")).startswith("So far, with sharing, MAML is behind the original: −10.0")
+    make_run(tmp_path / "c" / "original", "original", [0.3, 0.4])
+    make_run(tmp_path / "c" / "own", "my_rules:Mine", [0.2], finished=False)
+    assert headline(compared(tmp_path / "c")).startswith("So far, with my_rules:Mine, MAML is behind")
+
+
+def test_a_speed_up_that_rounds_to_zero_has_no_sign() -> None:
+    assert [words.percent(value) for value in (-0.003, 0.003, -0.1, 0.1)] == ["0 %", "0 %", "−10 %", "+10 %"]
 
 
 def test_the_headline_of_several_experiments(tmp_path: Path) -> None:

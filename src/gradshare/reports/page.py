@@ -285,10 +285,6 @@ def _subject(one: ExperimentResult) -> ArmResult | None:
     return one.main("shared") or next((arm for arm in one.arms if arm.against_original), None)
 
 
-def _with(arm: ArmResult) -> str:
-    return "With sharing" if arm.variant.name == "shared" else f"With {arm.name}"
-
-
 VERDICTS: dict[Verdict, str] = {
     "ahead": "is ahead of the original",
     "behind": "is behind the original",
@@ -301,7 +297,8 @@ def _one_pair(experiment: ExperimentResult, arm: ArmResult, comparison: Comparis
     lead, measure = arm.against_original, comparison.measure
     assert lead is not None
     original = experiment.main("original")
-    start = _with(arm) if arm.done and original and original.done else f"So far, {_with(arm).lower()}"
+    name = "sharing" if arm.variant.name == "shared" else arm.name
+    start = f"With {name}" if arm.done and original and original.done else f"So far, with {name}"
     alone = len(comparison.experiments) == 1
     subject = experiment.setting.row.partition("/")[0] if alone else experiment.setting.title
     unit = "points of validation accuracy" if measure == "accuracy" else "in the validation loss"
@@ -331,11 +328,10 @@ def _many_pairs(arms: list[ArmResult]) -> str:
 
 def _counted(verdicts: list[Verdict], of: str) -> str:
     """ahead of the original in 2 of 4 experiments, behind in 1 and unclear in 1."""
-    kinds = [kind for kind in VERDICTS if kind in verdicts]
-    parts = [f"{kind} in {verdicts.count(kind)}" for kind in kinds]
-    first = f"{kinds[0]} {of}".strip()
-    parts[0] = f"{first} in {verdicts.count(kinds[0])} of {count(len(verdicts), 'experiment')}"
-    return words.listed(parts)
+    first, *others = [kind for kind in VERDICTS if kind in verdicts]
+    of_all = f"of {count(len(verdicts), 'experiment')}"
+    parts = [f"{first} {of}".strip() + f" in {verdicts.count(first)} {of_all}"]
+    return words.listed(parts + [f"{kind} in {verdicts.count(kind)}" for kind in others])
 
 
 def _best_run(comparison: Comparison) -> str:

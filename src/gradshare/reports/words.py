@@ -61,7 +61,10 @@ def long_unit(measure: Measure) -> str:
 
 def percent(value: float | None) -> str:
     """A speed-up."""
-    return ABSENT if value is None else f"{100 * value:+.0f} %".replace("-", MINUS).replace("+0 %", "0 %")
+    if value is None:
+        return ABSENT
+    rounded = round(100 * value)
+    return f"{rounded:+d} %".replace("-", MINUS) if rounded else "0 %"
 
 
 def percent_spread(found: Spread | None) -> str:
@@ -88,9 +91,9 @@ def seconds(value: float | None) -> str:
     return ABSENT if value is None else duration(value)
 
 
-def listed(words: Sequence[str], last: str = "and") -> str:
+def listed(words: Sequence[str]) -> str:
     """a, b and c."""
-    return f" {last} ".join(part for part in (", ".join(words[:-1]), words[-1]) if part) if words else ""
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
 
 
 def _size(value: float, measure: Measure) -> str:
