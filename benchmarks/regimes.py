@@ -59,7 +59,6 @@ class Regime:
     preset: str = ""  # of the paper: trained by gs.train, in epochs
     epochs: int = 20
     options: dict[str, Any] = field(default_factory=lambda: dict(GPU))  # further ones of the preset
-
     dataset: str = ""  # that must be imported first
 
     @property
@@ -176,8 +175,8 @@ def mlp(*sizes: int) -> Callable[[], nn.Module]:
     return make
 
 
-def conv(side: int = 28) -> Callable[[], nn.Module]:
-    return lambda: gs.Conv4(ways=5, filters=16, image=(1, side, side))
+def conv(channels: int = 1) -> Callable[[], nn.Module]:
+    return lambda: gs.Conv4(ways=5, filters=16, image=(channels, 28, 28))
 
 
 # The table
@@ -263,18 +262,14 @@ REGIMES = (
         "cub28",
         "labels at random: 5-way 1-shot CUB, Conv-4 with 16 filters, 28 x 28",
         lambda: gs.load_dataset("cub28"),
-        lambda: gs.Conv4(ways=5, filters=16, image=(3, 28, 28)),
+        conv(channels=3),
         0.1,
         gs.Shape(5, 1, 5),
         iterations=300,
         dataset="cub28",
     ),
 )
-VARIATIONS = {  # of a regime: other batches, few steps, more shots
-    "T1": {"tasks": 1},
-    "T25": {"tasks": 25},
-    "K1": {"steps": 1},
-}
+VARIATIONS = {"T1": {"tasks": 1}, "T25": {"tasks": 25}, "K1": {"steps": 1}}  # of a regime
 OF_THE_PAPER = (  # test: the ensemble of the five best epochs, as docs/results.md
     Regime(
         "cub-1shot",

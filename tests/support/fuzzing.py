@@ -180,7 +180,8 @@ class Timed:
     def __init__(self, case: Any, each: int) -> None:
         self.case = case
 
-    def block(self) -> None: ...
+    def block(self) -> Any:
+        return self
 
     def result(self, eval_tasks: int) -> Any:
         from gradshare.bench.results import Measurement

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import torch
 from torch import nn
@@ -85,7 +85,7 @@ class Timing:
         key = task_key(0, "train", iteration=iteration)
         return self._dataset.sample("train", self._shape, self.case.tasks, key).to(self.case.device)
 
-    def block(self) -> None:
+    def block(self) -> Self:
         """Time one block."""
         synchronise(self.case.device)
         started = time.perf_counter()
@@ -93,6 +93,7 @@ class Timing:
             self._step(self._draw(1 + WARM_UP + self._each * len(self.times) + iteration))
         synchronise(self.case.device)
         self.times.append((time.perf_counter() - started) / self._each)
+        return self
 
     def result(self, eval_tasks: int) -> Measurement:
         """Return the measurement; `eval_tasks` as in `run`."""
@@ -221,18 +222,13 @@ def run(
         if done >= FEWEST and time.perf_counter() >= end:
             break
         progress(done, blocks)
-        timed = [one if isinstance(one, Failure) else _attempt(one.case, partial(_with_a_block, one)) for one in timed]
+        timed = [one if isinstance(one, Failure) else _attempt(one.case, one.block) for one in timed]
     for one in timed:
         outcome = one if isinstance(one, Failure) else _attempt(one.case, partial(one.result, eval_tasks))
         results.add(outcome)
         report(outcome)
         if path is not None:
             results.save(path)
-
-
-def _with_a_block(timing: Timing) -> Timing:
-    timing.block()
-    return timing
 
 
 def _attempt(case: Case, work: Callable[[], T]) -> T | Failure:
