@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 
 from gradshare.experiments.presets import Experiment, experiment, preset
 from gradshare.runs.config import RunConfig
+from gradshare.runs.display import Silent
 from gradshare.runs.folder import RunFolder
 from gradshare.runs.records import Epoch
 
@@ -155,14 +156,11 @@ class Longer(Exception):
     """A cell has all the epochs that it was given, and is not finished."""
 
 
-class Watch:
+class Watch(Silent):
     """The display of a run: prints a line an epoch, and asks for more epochs where the rule does."""
 
     def __init__(self, label: str, accuracies: list[float], until: int, rule: Rule, length: int) -> None:
         self.label, self.accuracies, self.until, self.rule, self.length = label, accuracies, until, rule, length
-
-    def iteration(self, epoch: int, iteration: int, loss: float, accuracy: float | None) -> None: ...
-    def evaluating(self, split: str, done: int, total: int) -> None: ...
 
     def epoch(self, line: Epoch, seconds: float) -> None:
         self.accuracies[line.epoch - 1 :] = [line.val_accuracy or 0.0]
