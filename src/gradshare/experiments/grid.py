@@ -79,7 +79,7 @@ class Cell:
     @property
     def failure(self) -> str:
         """Why it failed, in a line; "" if it did not."""
-        return failure_of(self.folder, self.grid)
+        return failure_of(self.folder)
 
     @property
     def divergence(self) -> str:
@@ -114,14 +114,10 @@ class Cell:
                 (self.grid / NOTES).rmdir()
 
 
-def failure_of(run: Path, grid: Path | None = None) -> str:
-    """Why the last worker of a run failed, in a line; "" if it did not, or the run is in no grid.
-
-    Args:
-        grid: the folder of the grid; by default the run's parent or the one above it.
-    """
-    for parent in (run.parent, run.parent.parent) if grid is None else (grid,):
-        path = parent / NOTES / f"{run.relative_to(parent)}.failure.txt"
+def failure_of(run: Path) -> str:
+    """Why the last worker of a run failed, in a line; "" if it did not, or the run is in no grid."""
+    for grid in (run.parent, run.parent.parent):
+        path = grid / NOTES / f"{run.relative_to(grid)}.failure.txt"
         if path.exists():
             return read_text(path).partition("\n")[0] or "it gave no reason"
     return ""
