@@ -87,7 +87,7 @@ def draw(panels: list[Panel]) -> Figure:
     columns, alone = _columns(panels), len(panels) == 1
     wide, high = ALONE if alone else AMONG
     rows = [panels[start : start + columns] for start in range(0, len(panels), columns)]
-    rooms = [BELOW + LEGEND_LINE * max(_legend_lines(panel, alone) for panel in row) for row in rows]
+    rooms = [BELOW + LEGEND_LINE * max(_legend_shape(panel, alone)[1] for panel in row) for row in rows]
     width, height = columns * wide, sum(ABOVE + high + room for room in rooms)
     figure, top = Figure(figsize=(width, height)), height
     for row, room in zip(rows, rooms, strict=True):
@@ -113,15 +113,18 @@ def _columns(panels: list[Panel]) -> int:
     return min(len(panels), 2 if len(panels) in (2, 4) else 3)
 
 
-def _legend_lines(panel: Panel, alone: bool) -> int:
+def _legend_shape(panel: Panel, alone: bool) -> tuple[int, int]:
+    """The columns and the lines of its legend."""
     number = sum(bool(line.legend) for line in panel.lines)
-    return math.ceil(number / 2) if alone and number > 3 else number
+    columns = 2 if alone and number > 3 else 1
+    return columns, math.ceil(number / columns)
 
 
 def _draw_panel(axes: Axes, panel: Panel, alone: bool) -> None:
     if panel.scale == "gate":
         axes.axhline(0.5, color=INK, linewidth=0.8, linestyle=(0, (1, 3)))
-    drawn = [_draw_line(axes, line, panel) for line in panel.lines]
+    for line in panel.lines:
+        _draw_line(axes, line, panel)
     (left, right), (low, high) = limits(panel)
     axes.set(xlim=(left, right), ylim=(low, high), xlabel="epoch", ylabel=panel.label)
     _draw_levels(axes, panel)
@@ -132,36 +135,33 @@ def _draw_panel(axes: Axes, panel: Panel, alone: bool) -> None:
         store = "" if text_of(one.dataset) == one.data else f", {text_of(one.dataset)}"
         axes.set_title(_visible(f"{one.row}, {one.shape}{store}"), fontsize=10, loc="left")
     wide, height = ALONE if alone else AMONG
-    named = [(artist, _visible(line.legend)) for artist, line in zip(drawn, panel.lines, strict=True) if line.legend]
     axes.legend(
-        [artist for artist, _ in named],
-        [name for _, name in named],
         loc="upper left",
         bbox_to_anchor=(-(LEFT - 0.1) / (wide - LEFT - RIGHT), -(BELOW - 0.1) / height),
         borderaxespad=0,
         borderpad=0,
         labelspacing=0.3,
-        ncols=2 if alone and len(named) > 3 else 1,
+        ncols=_legend_shape(panel, alone)[0],
         handlelength=2.2,
         fontsize=9 if alone else 8,
     )
 
 
-def _draw_line(axes: Axes, line: Line, panel: Panel) -> Any:
-    """The band, the line and the dot at the best epoch; the artist for the legend."""
+def _draw_line(axes: Axes, line: Line, panel: Panel) -> None:
+    """The band, the line and the dot at the best epoch."""
     colour, style = line.variant.colour, (0, line.dashes) if line.dashes else "-"
     if line.interval is not None:
         low, high = line.values - line.interval, line.values + line.interval
         axes.fill_between(line.epochs, low, high, color=colour, alpha=0.05 if line.thin else 0.13, linewidth=0)
     marker = "o" if panel.scale == "gate" and len(line.epochs) == 1 else ""
     look: dict[str, Any] = {"linewidth": 0.7, "alpha": 0.55} if line.thin else {}
-    (drawn,) = axes.plot(line.epochs, line.values, color=colour, linestyle=style, marker=marker, **look)
+    name = _visible(line.legend)
+    axes.plot(line.epochs, line.values, color=colour, linestyle=style, marker=marker, label=name, **look)
     if line.best is not None:
         dot = (
             {"markersize": 3.5, "markeredgewidth": 0.0} if line.thin else {"markersize": 6.0, "markeredgecolor": PAPER}
         )
         axes.plot(line.epochs[line.best], line.values[line.best], marker="o", color=colour, **dot)
-    return drawn
 
 
 def _draw_levels(axes: Axes, panel: Panel) -> None:
