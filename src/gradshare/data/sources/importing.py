@@ -70,6 +70,7 @@ def build(
     folder: Path,
     options: Options = Options(),
     progress: Progress = None,
+    replacing: bool = False,
 ) -> Index:
     """Build the store `folder` from archives or folders.
 
@@ -78,9 +79,10 @@ def build(
         paths: archives or folders; none for a source that is built in. A folder of archives stands for them.
         folder: where the store will be.
         progress: called with (images done, images in all).
+        replacing: take the place of the store that may be there, once the new one is complete.
     """
-    if folder.exists():
-        raise UserError(f"{folder} exists; choose another name, or remove it first")
+    if folder.exists() and not replacing:
+        raise UserError(f"{folder} exists; --replace replaces it, --name gives the new data set another name")
     with ExitStack() as stack, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\b")  # of odd but readable images; also in the threads below
         archives = [stack.enter_context(open_archive(path)) for path in _archives(paths)]
@@ -88,7 +90,7 @@ def build(
         source = f"{names_of(archives)}; {found.note}" if archives else found.note
         index = Index(folder.name, found.image, found.classes, found.transform, source, _checksum(archives))
         with closing(found.rows) as rows:
-            return _write(folder, index, rows, progress)
+            return _write(folder, index, rows, progress, replacing)
 
 
 def _finder(kind: str) -> Callable[[Archives, Options], Found]:
@@ -128,12 +130,12 @@ def _checksum(archives: Archives) -> str:
     return each[0] if len(each) == 1 else hashlib.sha256("\n".join(each).encode()).hexdigest() if each else ""
 
 
-def _write(folder: Path, index: Index, rows: Rows, progress: Progress) -> Index:
+def _write(folder: Path, index: Index, rows: Rows, progress: Progress, replacing: bool) -> Index:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(folder.parent).free < index.bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        with building(folder, index) as store:
+        with building(folder, index, replacing) as store:
             for done, (row, image) in enumerate(rows, 1):
                 store.put(row, image)
                 if progress is not None and (done % PROGRESS_EVERY == 0 or done == index.images):
@@ -212,9 +214,9 @@ def file_name(place: Place) -> str:
 
 def from_photos(archives: Archives, by_class: ByClass, options: Options, note: str) -> Found:
     """Image files, brought to one size."""
-    size, channels = options.size or SIZE, options.channels
-    decoder = partial(decode, transform=options.transform, size=size, channels=channels)
-    return from_files(archives, by_class, decoder, (size, size, channels), options.transform, note)
+    size = options.size or SIZE
+    decoder = partial(decode, transform=options.transform, size=size)
+    return from_files(archives, by_class, decoder, (size, size, 3), options.transform, note)
 
 
 def from_files(
