@@ -176,7 +176,7 @@ def test_an_import_never_overwrites_unless_told_to(home: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("trouble", "error"), [("broken image", UserError), ("rename fails", OSError), ("stopped", SystemExit)]
+    ("trouble", "error"), [("broken image", UserError), ("rename fails", UserError), ("stopped", SystemExit)]
 )
 def test_a_failed_replacement_keeps_the_old(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str, error: type[BaseException]
