@@ -79,6 +79,18 @@ def writing(path: Path) -> Iterator[None]:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+@contextmanager
+def reading(problem: str) -> Iterator[None]:
+    """Turn whatever the block raises into a UserError that begins with `problem`: libraries raise many kinds."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise UserError(f"{problem}: {reason[:200]}") from None
+
+
 def written_by_newer(what: str, version: object, known: int) -> str:
     return f"was written by a newer gradshare ({what} version {version}, this one reads {known}): update gradshare"
 

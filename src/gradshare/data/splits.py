@@ -69,15 +69,11 @@ def read_split_file(path: Path) -> Split:
     if not isinstance(content, dict) or not content or not set(content) <= set(SPLITS):
         raise UserError(f'the split file {path} is not of the form {{"train": [...], "val": [...], "test": [...]}}')
     split = record(Split, content, f"the split file {path}")
-    _check_disjoint(split, path)
-    return split
-
-
-def _check_disjoint(split: Split, path: Path) -> None:
     counts = Counter(spelling(name) for own in SPLITS for name in getattr(split, own))
     twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
         raise UserError(f"the split file {path} names {len(twice)} classes twice: {some(twice)}")
+    return split
 
 
 def seeded_split(classes: Collection[str], seed: int = 0) -> Split:

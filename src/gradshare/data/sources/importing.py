@@ -86,19 +86,11 @@ def build(
     with ExitStack() as stack, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\b")  # of odd but readable images; also in the threads below
         archives = [stack.enter_context(open_archive(path)) for path in _archives(paths)]
-        found = _finder(kind)(archives, options)
+        found = import_module(f"{__package__}.{SOURCES[kind].module}").find(archives, options)
         source = f"{names_of(archives)}; {found.note}" if archives else found.note
         index = Index(folder.name, found.image, found.classes, found.transform, source, _checksum(archives))
         with closing(found.rows) as rows:
             return _write(folder, index, rows, progress, replacing)
-
-
-def _finder(kind: str) -> Callable[[Archives, Options], Found]:
-    try:
-        found: Callable[[Archives, Options], Found] = import_module(f"{__package__}.{SOURCES[kind].module}").find
-    except ImportError as error:
-        raise UserError(f"{kind} needs the package {error.name}: install it") from error
-    return found
 
 
 def _archives(paths: Sequence[Path]) -> list[Path]:
