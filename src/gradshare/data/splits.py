@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 
 from gradshare.errors import UserError
@@ -108,6 +109,7 @@ def check_same_classes(found: Collection[str], wanted: Mapping[str, str], where:
         raise UserError(f"{len(missing)} of the {len(wanted)} classes of {split} are not in {where}: {some(missing)}")
 
 
-def some(names: list[str]) -> str:
+def some(names: Iterable[str]) -> str:
     """At most three names."""
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    first = list(islice(names, 4))
+    return ", ".join(first[:3]) + (", ..." if len(first) > 3 else "")
