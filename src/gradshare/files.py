@@ -203,9 +203,8 @@ def record(kind: type[T], data: Any, where: str) -> T:
         Traceback (most recent call last):
         gradshare.errors.UserError: points.json is damaged: x is '1', not a number
     """
-    read: Reader = _reader(kind)  # type: ignore[arg-type]  # every class is hashable
     try:
-        value: T = read(data, "it")
+        value: T = reader(kind)(data, "it")  # type: ignore[arg-type]  # every class is hashable
     except ValueError as error:
         raise UserError(f"{where} is damaged: {error}") from None
     return value
@@ -216,15 +215,16 @@ NAMES = {int: "a whole number", str: "text", bool: "true or false"}
 
 
 @cache  # a report reads tens of thousands of lines
-def _reader(kind: Any) -> Reader:
+def reader(kind: Any) -> Reader:
+    """What checks a JSON value by its type hint."""
     if is_dataclass(kind):
         return _dataclass_reader(kind)
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        read = _reader(inner[0])
+        read = reader(inner[0])
         return lambda value, name: None if value is None else read(value, name)
     if origin is tuple:
-        return _sequence_reader(_reader(inner[0]))
+        return _sequence_reader(reader(inner[0]))
     if kind is float:
         return _read_number
     if origin is Literal:
@@ -234,7 +234,7 @@ def _reader(kind: Any) -> Reader:
 
 def _dataclass_reader(kind: Any) -> Reader:
     hints = get_type_hints(kind)
-    readers = {field.name: _reader(hints[field.name]) for field in fields(kind)}
+    readers = {field.name: reader(hints[field.name]) for field in fields(kind)}
     required = {field.name for field in fields(kind) if field.default is MISSING}
 
     def read(value: Any, name: str) -> Any:

@@ -105,10 +105,11 @@ def test_a_damaged_best_epoch_stops_the_test(copy: Path, dataset: gs.Dataset) ->
     flip(copy / "checkpoints" / "epoch-0001-iteration-0000" / "tensors.safetensors", -1)
     (copy / "DONE").unlink()
     (copy / "summary.json").unlink()
-    with pytest.raises(Damaged, match=r"epoch-0001-\S+ is damaged"):
+    damaged = r"epoch-0001-\S+ is damaged"
+    with pytest.warns(DamageWarning, match="the test needs it"), pytest.raises(Damaged, match=damaged):
         resume(dataset, copy)
     assert not (copy / "DONE").exists() and not (copy / "summary.json").exists()
-    with pytest.raises(Damaged, match=r"epoch-0001-\S+ is damaged"):
+    with pytest.raises(Damaged, match=damaged):
         gs.load_run(copy).state(1)
     gs.load_run(copy).state(2)
 
@@ -120,7 +121,7 @@ def test_a_lost_best_epoch_is_named_as_soon_as_the_run_is_resumed(
     with pytest.warns(DamageWarning, match="no checkpoint of epoch 1; .* the result of the run stands"):
         resume(dataset, copy)
     monkeypatch.setattr(train._Run, "finish", lambda self: None)  # before any more training
-    with pytest.warns(DamageWarning, match=r"lost .* \(1\)"):
+    with pytest.warns(DamageWarning, match=r"no checkpoint of epoch 1; .* the test needs it"):
         resume(dataset, copy, epochs=4)
     with pytest.raises(gs.UserError, match="no checkpoint of epoch 1"):
         gs.load_run(copy).state(1)
@@ -244,7 +245,7 @@ def as_command_line(path: Path, **different: Any) -> None:
         (lambda path: path.write_text('{"version": 1, "epochs": "many"}'), "epochs is 'many'"),
         (lambda path: path.write_text("[" * 100_000), "nested"),
         (lambda path: as_command_line(path, method="maml", colour="red"), "colour"),
-        (lambda path: as_command_line(path, method="os.system"), "method is one of maml"),
+        (lambda path: as_command_line(path, method="os.system"), "method is 'os.system', not one of maml"),
         (lambda path: as_command_line(path, method="maml", arm="nobody"), "one of original"),
     ],
 )

@@ -189,7 +189,6 @@ def huge() -> bytes:
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "a bit of a weight": (lambda m: flip(m / "model.safetensors", -3), "does not match its checksum"),
     "weights cut": (lambda m: os.truncate(m / "model.safetensors", 500), "does not match its checksum"),
-    "weights of a petabyte": (lambda m: os.truncate(m / "model.safetensors", 2**43), "has 8,796,093,022,208 bytes"),
     "no file": (lambda m: ((m / "model.safetensors").unlink(), (m / "model.safetensors").mkdir()), "is not a file"),
     "a pickle for weights": (lambda m: replaced(m, pickle.dumps(Unpickled())), "model.safetensors is damaged: "),
     "declared sizes": (lambda m: replaced(m, huge()), "model.safetensors is damaged: "),
@@ -202,7 +201,6 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda m: (m / "config.json").unlink(), "has no config.json"),
     "a pipe": (lambda m: ((m / "config.json").unlink(), os.mkfifo(m / "config.json")), "is not a file"),
     "no JSON": (lambda m: (m / "config.json").write_text("import os"), "config.json is damaged"),
-    "much JSON": (lambda m: os.truncate(m / "config.json", 2**43), "has 8,796,093,022,208 bytes"),
     "another library": (lambda m: (m / "config.json").write_text('{"model_type": "bert"}'), "a model of gradshare"),
     "a changed rate": (
         lambda m: (m / "config.json").write_text((m / "config.json").read_text().replace('lr": 0.1', 'lr": 0.2')),
@@ -212,11 +210,11 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "a newer one": (lambda m: rewrite(m / "config.json", version=7), "model version 7, this one reads 1"),
     "no description": (lambda m: rewrite(m / "config.json", model=3), "can build"),
     "half a description": (lambda m: rewrite(m / "config.json", model={"image": [1, 16, 16]}), "can build: 'options'"),
-    "a million steps": (lambda m: redescribe(m, steps=10**6), "steps is 1000000"),
+    "a million steps": (lambda m: redescribe(m, steps=10**6), "does not fit the learner"),
     "ten thousand filters": (lambda m: redescribe(m, filters=10_000), "does not fit the learner"),
-    "an image of any size": (lambda m: redescribe(m, image=[1, 10**9, 16]), "height is 1000000000"),
+    "an image of any size": (lambda m: redescribe(m, image=[1, 10**9, 16]), "does not fit the learner"),
     "an image of words": (lambda m: redescribe(m, image=["a", "b", "c"]), "can build"),
-    "a strange method": (lambda m: redescribe(m, method="os.system"), "method is one of maml"),
+    "a strange method": (lambda m: redescribe(m, method="os.system"), "method is 'os.system', not one of maml"),
     "an arm with code": (lambda m: redescribe(m, arm="os:system"), "hand over the learner"),
     "an unknown option": (lambda m: redescribe(m, auto_map="x"), "auto_map"),
 }

@@ -155,7 +155,7 @@ def test_the_best_epochs_without_validation_are_the_last() -> None:
         ({"iterations": 1_000_001}, "iterations is 1000001; it must be at most 1000000"),
         ({"patience": -1}, "patience"),
         ({"micro_batch": 0}, "micro_batch"),
-        ({"norm_statistics": "query"}, "norm_statistics is one of batch, support, not 'query'"),
+        ({"norm_statistics": "query"}, "norm_statistics is 'query', not one of batch, support"),
         ({"checkpoint": 1}, "checkpoint"),
     ],
 )

@@ -91,12 +91,8 @@ class Dataset:
         return Units("class", [entry.name for entry in self.index.classes], splits, self.name, "images")
 
     def _pixels(self, rows: NDArray[np.int64]) -> Tensor:  # [...] -> [..., C, H, W]
-        unit = (
-            picker(rows)(self.images)
-            .movedim(-1, -3)
-            .to(torch.get_default_dtype(), memory_format=torch.contiguous_format)
-            / 255
-        )
+        chosen = picker(rows)(self.images).movedim(-1, -3)
+        unit = chosen.to(torch.get_default_dtype(), memory_format=torch.contiguous_format) / 255
         if self.pixels == "unit":
             return unit
         mean, deviation = self._imagenet.to(unit.dtype)

@@ -27,7 +27,7 @@ from gradshare.data.dataset import Dataset, load_dataset
 from gradshare.data.sources import terms_of
 from gradshare.data.store import data_folder
 from gradshare.engine.choose import Choice
-from gradshare.errors import UserError, check_range, path_of, printable
+from gradshare.errors import UserError, path_of, printable
 from gradshare.files import (
     NEW,
     add_checksum,
@@ -65,9 +65,6 @@ from gradshare.runs.records import Epoch
 from gradshare.runs.train import STATE, load_state
 
 VERSION = 1
-MOST = {"steps": 1_000, "ways": 10_000, "filters": 10_000}  # in a folder that a stranger may have made
-MOST_PIXELS = 10_000  # of a side, and channels
-HEADER = 1 << 20  # bytes for descriptions: config.json, and the names and shapes of the tensors
 MEMORY = "memory/"  # how the names of its tensors begin
 OF_THE_MACHINE = ("device", "engine", "precision", "threads")
 PIXELS = {"unit": "from 0 to 1", "imagenet": "from 0 to 1, then normalised by ImageNet's mean and standard deviation"}
@@ -389,8 +386,6 @@ def _find_model(name: str | Path) -> Path:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > HEADER:
-            raise UserError(f"{path} does not describe a model of gradshare: it has {path.stat().st_size:,} bytes")
         content = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path.parent} holds no model: it has no {path.name}") from None
@@ -416,11 +411,8 @@ def _build(model: Any, folder: Path) -> Learner:
         )
     try:
         options = RunConfig(**model["options"])
-        channels, height, width = model["image"]
-        sizes = {name: getattr(options, name) for name in MOST}
-        for name, value in {**sizes, "channels": channels, "height": height, "width": width}.items():
-            check_range(name, value, 0 if name == "steps" else 1, MOST.get(name, MOST_PIXELS))
-        return build_learner(options, (int(channels), int(height), int(width)))
+        channels, height, width = map(int, model["image"])
+        return build_learner(options, (channels, height, width))
     except (KeyError, TypeError, ValueError) as error:  # UserError too
         path = folder / "config.json"
         raise UserError(f"{path} does not describe a model that gradshare can build: {error}") from None
@@ -428,11 +420,7 @@ def _build(model: Any, folder: Path) -> Learner:
 
 def _read_tensors(path: Path, digest: str, shapes: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a file that must hold just these."""
-    needed = sum(tensor.numel() * tensor.element_size() for tensor in shapes.values())
     try:
-        size = path.stat().st_size
-        if size > needed + HEADER:
-            raise UserError(f"{path} does not fit the learner: it has {size:,} bytes, and the learner {needed:,}")
         content = read_bytes(path)
     except FileNotFoundError:
         raise UserError(f"{path.parent} holds no model: it has no {path.name}") from None

@@ -275,26 +275,13 @@ class RunFolder:
                 (self.path / DONE).unlink()
         if damage and over:
             _warn(f"the run in {self.path} is damaged: {damage}; it is tested again")
-        self._warn_of_lost(best_epochs(progress.metrics))
-
-    def _warn_of_lost(self, epochs: list[int]) -> None:
-        """Name what is gone of the best epochs, best first, while it can be restored.
-
-        The test needs all of them. A finished run keeps the best one for use.
-        """
-        if self.done:
+        best = best_epochs(progress.metrics)  # the test needs all of them; a finished run keeps the first for use
+        for epoch in best[:1] if self.done else best:
             try:
-                self.load_epoch(epochs[0])
+                self.load_epoch(epoch)
             except UserError as error:
-                _warn(f"{error}; the result of the run stands")
-            return
-        lost = [epoch for epoch in sorted(epochs) if not checkpoints.of_epoch(self.checkpoint_folder, epoch).exists()]
-        if lost:
-            _warn(
-                f"the run in {self.path} has lost the checkpoints of some of its best epochs"
-                f" ({', '.join(map(str, lost))}): the test needs them, unless later epochs are better;"
-                " restore them from a copy"
-            )
+                meaning = "the result of the run stands" if self.done else "the test needs it, unless others are better"
+                _warn(f"{error}; {meaning}")
 
     def save(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
         """Write a checkpoint."""

@@ -41,7 +41,7 @@ from gradshare.learners.start import started
 from gradshare.method.episodes import Episodes, Shape, TaskSource, draw, task_key
 from gradshare.method.network import NormStatistics
 from gradshare.method.state import MetaState, check_fit
-from gradshare.runs.config import FINGERPRINT, Training, check_further_entries, identity, recorded
+from gradshare.runs.config import FINGERPRINT, TRAINING, Training, check_further_entries, identity, recorded
 from gradshare.runs.display import Display, Silent, check_display, shown
 from gradshare.runs.divergence import Diverged, Watch
 from gradshare.runs.evaluate import Evaluable, Evaluation, Parts, check_learner_and_source, evaluate, finite_mean
@@ -180,28 +180,12 @@ def train(
         >>> len(run.metrics)
         1
     """
+    given = {name: value for name, value in locals().items() if name in TRAINING}
     check_learner_and_source(learner, dataset)
     check_display(display)
     followers = as_trackers(trackers)
     place = path_of(folder) if folder is not None else group.from_first(lambda: next_free(Path("runs")))
-    training = Training(
-        epochs=_epochs(epochs, place, resume, group),
-        iterations=iterations,
-        ways=ways,
-        shots=shots,
-        queries=queries,
-        tasks=tasks,
-        outer_lr=outer_lr,
-        gradient_clamp=gradient_clamp,
-        val_tasks=val_tasks,
-        test_tasks=test_tasks,
-        eval_batch=eval_batch,
-        seed=seed,
-        patience=patience,
-        norm_statistics=norm_statistics,
-        micro_batch=micro_batch,
-        checkpoint=checkpoint,
-    )
+    training = Training(**{**given, "epochs": _epochs(epochs, place, resume, group)})
     options = {**recorded(asdict(training)), **check_further_entries(about)}
     chosen = choose(device, engine, processes=group.size, local_processes=group.local_size).engine
     group.share(training.tasks)  # raises an error if there are more processes than tasks
@@ -262,17 +246,13 @@ class _Outer(NamedTuple):
 
 
 def _outer(optimiser: Any, schedule: Any, state: MetaState, rate: float) -> _Outer:
-    for name, value, example in (
-        ("optimiser", optimiser, "from the named leaves to an optimiser: lambda leaves: SGD(leaves.values(), lr=0.1)"),
-        ("schedule", schedule, "from an epoch to a factor on the outer rate: lambda epoch: 0.9**epoch"),
-    ):
-        if not (value is None or callable(value)):
-            raise UserError(f"{name} is a function {example}; it is {short_repr(value)}")
+    if schedule is not None and not callable(schedule):
+        raise UserError(f"schedule is a function from an epoch to a factor on the rates, not {short_repr(schedule)}")
+    if optimiser is not None and (isinstance(optimiser, type) or not callable(optimiser)):
+        example = "lambda leaves: torch.optim.SGD(leaves.values(), lr=0.1)"
+        raise UserError(f"optimiser is a function from the named leaves, {example}, not {short_repr(optimiser)}")
     if optimiser is not None and rate != Training.outer_lr:
         raise UserError("outer_lr is the rate of the built-in Adam: leave it out, your optimiser has its own")
-    if isinstance(optimiser, type):
-        name = optimiser.__name__
-        raise UserError(f"optimiser is the class {name}: give lambda leaves: {name}(leaves.values(), lr=0.1)")
     made = adam(state, rate) if optimiser is None else optimiser(state.trainable())
     check_optimiser(made, state)
     return _Outer(made, schedule)
