@@ -6,6 +6,7 @@ import numbers
 import os
 import sys
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,11 @@ def check_whole(name: str, value: Any, lowest: int, highest: int = MOST) -> None
     if not isinstance(value, numbers.Integral) or isinstance(value, bool):
         raise UserError(f"{name} is {short_repr(value)}; it must be a whole number")
     check_range(name, int(value), lowest, highest)
+
+
+def has_methods(value: Any, names: Iterable[str]) -> bool:
+    """Whether a value, which is no class, has methods of these names."""
+    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in names)
 
 
 def path_of(name: Any, what: str = "a folder") -> Path:

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 NAME = re.compile(r"epoch-(\d+)-iteration-(\d+)")
 VERSION = 1
 TRAINED = ("params/", "learned/")  # how the names of tensors begin that have gradients
-REPLACED = ".replaced"  # the end of the name of a checkpoint while another takes its place; it begins with a dot
 
 
 class Damaged(UserError):
@@ -53,10 +52,15 @@ class Newer(UserError):
 
 
 def save(folder: Path, progress: Progress, tensors: dict[str, Tensor]) -> Path:
-    """Write a checkpoint below `folder`, whole or not at all."""
+    """Write a checkpoint below `folder`, whole or not at all.
+
+    One of this moment that is there already has the same content: the run was resumed from it and went no further.
+    """
     from safetensors import torch as safetensors
 
     final, temporary = folder / progress.name, folder / f".{progress.name}{NEW}"
+    if final.exists():
+        return final
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     content = safetensors.save(plain)
     about = add_checksum({"version": VERSION, "tensors_sha256": sha256(content), **progress.as_json()})
@@ -66,21 +70,12 @@ def save(folder: Path, progress: Progress, tensors: dict[str, Tensor]) -> Path:
             write_synced(temporary / "tensors.safetensors", content)
             write_synced(temporary / "checkpoint.json", json.dumps(about).encode())
             sync(temporary)
-            _rename(temporary, final)
+            temporary.rename(final)
+            sync(folder)
+            sync(folder.parent)  # the folder of checkpoints may be new
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return final
-
-
-def _rename(temporary: Path, final: Path) -> None:
-    """Give a checkpoint its name. `recover` puts an earlier one of that name back if the process is killed here."""
-    folder, replaced = final.parent, final.with_name(f".{final.name}{REPLACED}")
-    if final.exists():  # the same moment reached again after a resume
-        final.rename(replaced)
-    temporary.rename(final)
-    sync(folder)
-    sync(folder.parent)  # the folder of checkpoints may be new
-    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def load(path: Path, run: str = "") -> Checkpoint:
@@ -171,10 +166,6 @@ def prune(folder: Path, best_epochs: list[int], latest: int = 2) -> None:
 
 def recover(folder: Path) -> None:
     """Remove what a process that was killed while writing left behind."""
-    for path in folder.glob(f".epoch-*{REPLACED}"):
-        final = path.with_name(path.name[1 : -len(REPLACED)])
-        if not final.exists():
-            path.rename(final)
     for path in folder.glob(".epoch-*"):
         _remove(path)
 

@@ -150,7 +150,7 @@ def train(
         group: processes, from `gs.processes()`, that share the tasks of a batch; the first one writes the folder.
         trackers: one object or several with the methods `log_hyperparams(params)`, `log_metrics(metrics, step)` and
             `finalize(status)`, as Lightning's loggers for TensorBoard, W&B and MLflow have them. They get the options,
-            and the numbers of every epoch. One that raises an error gets a warning, and the run goes on.
+            and the numbers of every epoch. One that raises an error is named on stderr, and the run goes on.
         optimiser: a function from what the outer loop learns, by name, to an optimiser of PyTorch, such as
             `lambda leaves: torch.optim.SGD(leaves.values(), lr=0.1)`. None is Adam with `outer_lr`.
         schedule: a function from the epoch, from 0, to a factor on the rates of the optimiser.
