@@ -88,10 +88,7 @@ def path_of(name: Any, what: str = "a folder") -> Path:
     """The path that a user gave as text or as a path."""
     if not isinstance(name, str | os.PathLike):
         raise UserError(f"{what} is named by text or a path, not {short_repr(name)}")
-    text = os.fsdecode(name)
-    if "\0" in text:
-        raise UserError(f"{what} cannot have the name {short_repr(text)}: there is a NUL character in it")
-    return Path(text)
+    return Path(os.fsdecode(name))
 
 
 def short_repr(value: Any, longest: int = 60) -> str:

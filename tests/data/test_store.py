@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -97,26 +95,6 @@ def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(gs.UserError, match="image 0 is"), building(tmp_path / "half", ONE) as store:
         store.put(0, BLANK[:1])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_two_builds_at_once_end_in_one_store(tmp_path: Path) -> None:
-    with building(tmp_path / "s", ONE) as outer:
-        outer.put(0, BLANK)
-        write_store(tmp_path / "s", ONE, [BLANK])
-    assert [path.name for path in tmp_path.iterdir()] == ["s"]
-    assert verify(tmp_path / "s").store.images == 1
-
-
-def test_what_a_killed_build_left_is_removed_by_the_next(tmp_path: Path) -> None:
-    code = (
-        "import os, signal, sys; from pathlib import Path; from gradshare.data.store import *\n"
-        "index = Index('one', (2, 2, 1), (ClassEntry('a', 'train', 1),), 'none', 'test')\n"
-        "with building(Path(sys.argv[1]), index): os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "s")], check=False)
-    assert len(list(tmp_path.iterdir())) == 1 and not (tmp_path / "s").exists()
-    write_store(tmp_path / "s", ONE, [BLANK])
-    assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 
 def test_verify_finds_one_flipped_bit_and_blank_images(tmp_path: Path) -> None:

@@ -15,13 +15,12 @@ import torch
 from safetensors import torch as safetensors
 
 import gradshare as gs
-from gradshare.errors import DamageWarning, UserError
+from gradshare.errors import DamageWarning
 from gradshare.files import add_checksum, verify_checksum
 from gradshare.runs import checkpoints, train
 from gradshare.runs.checkpoints import Damaged
-from gradshare.runs.display import Silent
 from gradshare.runs.folder import RunFolder
-from gradshare.runs.records import Epoch, Progress
+from gradshare.runs.records import Progress
 from gradshare.runs.workers import Interrupted
 from tests.support.runs import TINY, StopAt, flip, learner, rewrite, rewrite_tensors, same_run
 
@@ -253,18 +252,3 @@ def test_configurations_of_something_else(copy: Path, change: Callable[[Path], o
     change(copy / "config.json")
     with pytest.raises(gs.UserError, match=message):
         gs.load_run(copy)
-
-
-def test_a_run_folder_that_is_moved_stops_its_run_and_can_be_resumed_there(
-    finished: Path, dataset: gs.Dataset, tmp_path: Path
-) -> None:
-    class Move(Silent):
-        def epoch(self, line: Epoch, seconds: float) -> None:
-            if line.epoch == 1:
-                (tmp_path / "run").rename(tmp_path / "moved")
-
-    with pytest.raises(UserError, match="moved"):
-        gs.train(learner(), dataset, tmp_path / "run", display=Move(), **TINY)
-    assert not (tmp_path / "run").exists()
-    gs.train(learner(), dataset, tmp_path / "moved", resume=True, **TINY)
-    same_run(tmp_path / "moved", finished)

@@ -286,22 +286,6 @@ def test_a_state_is_saved_wherever_its_tensors_lie(dataset: gs.Dataset, tmp_path
     assert all(torch.equal(again.tensors()[name], tensor) for name, tensor in state.tensors().items())
 
 
-def test_a_model_of_ones_own_is_opened_with_its_learner_alone(tmp_path: Path) -> None:
-    def made(**options: Any) -> gs.Learner:
-        return gs.maml(gs.Conv4(ways=3, filters=2, image=(1, 16, 16)), **{"steps": 2, "inner_lr": 0.1, **options})
-
-    folder = gs.save_pretrained(tmp_path / "model", made(), made().init(seed=0))
-    gs.from_pretrained(folder, made())
-    for options, message in (
-        ({"inner_lr": 0.5}, "inner_lr 0.1, not 0.5"),
-        ({"inner": gs.momentum(0.9)}, "rule Scale, not Momentum"),
-        ({"head_start": "zero"}, "algorithm maml, not maml, head_start zero"),
-        ({"adapt": ["head"]}, "adapted"),
-    ):
-        with pytest.raises(gs.UserError, match=f"the model in .* was trained with another learner: .*{message}"):
-            gs.from_pretrained(folder, made(**options))
-
-
 def test_a_model_is_found_by_its_name(
     example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset: gs.Dataset
 ) -> None:

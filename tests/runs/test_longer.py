@@ -17,7 +17,7 @@ from gradshare.runs.config import LATER, RunConfig, Training, check_same_options
 from gradshare.runs.display import Silent
 from gradshare.runs.evaluate import Evaluation
 from gradshare.runs.folder import RunFolder
-from gradshare.runs.records import Epoch, best_epochs, out_of_patience
+from gradshare.runs.records import Epoch, out_of_patience
 from gradshare.runs.workers import Interrupted
 from tests.support.runs import TINY, StopAt, learner, same_run
 
@@ -140,11 +140,6 @@ class OnlyTrain:
 def test_no_validation_and_no_test_need_no_tasks_for_them(dataset: gs.Dataset, tmp_path: Path) -> None:
     run = gs.train(learner(), OnlyTrain(dataset), tmp_path / "run", **SHORT | {"val_tasks": 0, "test_tasks": 0})
     assert run.summary == {"best_epoch": 3, "best_val_loss": None, "test": None}
-
-
-def test_the_best_epochs_without_validation_are_the_last() -> None:
-    assert best_epochs([Epoch(number, train_loss=1.0) for number in range(1, 8)]) == [7, 6, 5, 4, 3]
-    assert best_epochs([Epoch(1, val_diverged=2), Epoch(2, val_diverged=1), Epoch(3, val_diverged=1)]) == [2, 3, 1]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -87,7 +87,7 @@ def tasks(
 class Tasks:
     """A source of tasks. `gs.tasks` makes one."""
 
-    _examples: _Examples
+    _examples: _Arrays | _Read
     _units: Units
 
     @property
@@ -147,21 +147,6 @@ def _places(rows: NDArray[np.int64], device: torch.device) -> Tensor:  # [tasks,
 # Examples
 
 
-class _Examples(Protocol):
-    """Inputs and targets, by rows."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def take(self, rows: NDArray[np.int64]) -> tuple[Any, Any]:
-        """The inputs and targets of some rows, [tasks, n] -> [tasks, n, ...]."""
-        ...
-
-    def to(self, device: Device) -> _Examples: ...
-
-
 @dataclass(frozen=True, repr=False)
 class _Arrays:
     """Examples in memory, or mapped into it."""
@@ -180,6 +165,7 @@ class _Arrays:
         return sum(part.nbytes for part in [*_parts(self.x), self.y] if part is not None)
 
     def take(self, rows: NDArray[np.int64]) -> tuple[Any, Any]:
+        """The inputs and targets of some rows, [tasks, n] -> [tasks, n, ...]."""
         pick = picker(rows)
         return _map(pick, self.x), None if self.y is None else pick(self.y)
 
@@ -277,7 +263,7 @@ def _parts(x: Any) -> list[Any]:
 # What comes in
 
 
-def _examples(x: Any, y: Any, labels_needed: bool) -> _Examples:
+def _examples(x: Any, y: Any, labels_needed: bool) -> _Arrays | _Read:
     if _is_dataset(x):
         if isinstance(x, IterableDataset) or not hasattr(x, "__len__"):
             raise UserError("a Dataset of tasks has a length and items by number; an IterableDataset does not")
