@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, Self, cast
 
 from gradshare.errors import UserError, short_repr
+from gradshare.files import reading
 
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".npz")
 SINGLE = (".pkl", ".hdf5")  # a file with one of these suffixes counts as an archive of one file
@@ -190,16 +191,13 @@ class Archive:
 
 def open_archive(path: Path) -> Archive:
     """Open a folder, a zip, or a tar that is plain or compressed by gzip, bzip2 or xz."""
-    try:
-        if path.is_dir():
-            return Archive(path, partial(_folder_entries, path))
-        if path.exists() and not path.is_file():
-            raise UserError(f"{path} is neither a file nor a folder")
-        with path.open("rb") as file:
-            head = file.read(BLOCK)
-            size = file.seek(0, os.SEEK_END)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    if path.is_dir():
+        return Archive(path, partial(_folder_entries, path))
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is neither a file nor a folder")
+    with reading(f"{path} cannot be read"), path.open("rb") as file:
+        head = file.read(BLOCK)
+        size = file.seek(0, os.SEEK_END)
     if path.suffix in SINGLE:
         return Archive(path, lambda: iter([Entry(path.name, size, FILE, lambda: path.open("rb"))]))
     limit = max(MAX_SMALL, MAX_RATIO * size)

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 
 from gradshare.errors import UserError
-from gradshare.files import parse_json, read_bytes, record
+from gradshare.files import parse_json, read_bytes, reading, record
 from gradshare.method import SPLITS
 
 STANDARD = ("cub", "mini", "omniglot", "cifar-fs", "fc100")
@@ -59,14 +59,8 @@ def standard_split(name: str) -> Split:
 
 def read_split_file(path: Path) -> Split:
     """Read a user's split, a JSON file `{"train": [...], "val": [...], "test": [...]}`."""
-    try:
+    with reading(f"the split file {path} cannot be read"):
         content = parse_json(read_bytes(path).decode("utf-8-sig"))
-    except UserError:
-        raise
-    except OSError as error:
-        raise UserError(f"the split file {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"the split file {path} is not JSON: {error}") from None
     if not isinstance(content, dict) or not content or not set(content) <= set(SPLITS):
         raise UserError(f'the split file {path} is not of the form {{"train": [...], "val": [...], "test": [...]}}')
     split = record(Split, content, f"the split file {path}")

@@ -18,7 +18,6 @@ from typing import Any
 from uuid import uuid4
 
 import torch
-from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import Tensor
 
@@ -33,6 +32,7 @@ from gradshare.files import (
     add_checksum,
     read_bytes,
     read_json,
+    reading,
     sha256,
     sync,
     verify_checksum,
@@ -164,17 +164,10 @@ class SavedRun(Evaluable):
         if self.own_learner is not None:
             return Parts(self.own_learner, source, training)
         device = self.choice.device
-        learner = self.learner(allowed, source.image if isinstance(source, Dataset) else None)
-        try:
-            check_fit(learner.init().tensors(), self.best.tensors())
-        except UserError as error:
-            if dataset is None or not isinstance(source, Dataset):
-                raise
-            size = " x ".join(map(str, source.image))
-            raise UserError(
-                f"{source.name} has images of {size} (channels, height, width), which do not fit the network of the"
-                f" run in {self.folder}: {error}"
-            ) from None
+        image = source.image if isinstance(source, Dataset) else None
+        learner = self.learner(allowed, image)
+        state = f"the state of the run in {self.folder}, for images of {image} (channels, height, width),"
+        check_fit(learner.init().tensors(), self.best.tensors(), state)
         source = source.to(device) if isinstance(source, Dataset) else source
         return Parts(learner.to(device, self.choice.precision), source, training)
 
@@ -426,10 +419,8 @@ def _read_tensors(path: Path, digest: str, shapes: dict[str, Tensor]) -> dict[st
         raise UserError(f"{path.parent} holds no model: it has no {path.name}") from None
     if sha256(content) != digest:
         raise UserError(f"{path} was changed or is damaged: it does not match its checksum")
-    try:
+    with reading(f"{path} is damaged"):
         tensors = safetensors.load(content)
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise UserError(f"{path} is damaged: {error}") from None
     for name, tensor in tensors.items():
         if name.startswith(MEMORY) and name in shapes and tensor.dtype == torch.bfloat16:
             tensors[name] = tensor.to(shapes[name].dtype)

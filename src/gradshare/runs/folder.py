@@ -95,10 +95,8 @@ class RunFolder:
         path = self.path / CONFIG
         try:
             content = read_json(path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise UserError(f"{self.path} is not a run: it has no {CONFIG}") from None
-        except NotADirectoryError:
-            raise UserError(f"{self.path} is not a run: it is a file") from None
         return parse_options(content, path)
 
     def config(self) -> RunConfig | None:

@@ -109,10 +109,8 @@ def _by_tables(archives: Archives, tables: Mapping[str, Place]) -> ByClass:
 def _read_table(archive: Archive, member: str) -> list[tuple[str, str]]:
     """The rows of a CSV file with the header `filename,label`."""
     ((_, content),) = archive.read([member])
-    try:
+    with reading(f"{member} in {archive.name} is not a CSV file"):
         rows = list(csv.reader(content.decode("utf-8-sig").splitlines(), strict=True))
-    except (csv.Error, ValueError) as error:
-        raise UserError(f"{member} in {archive.name} is not a CSV file: {error}") from None
     if not rows or rows[0] != ["filename", "label"] or any(len(row) != 2 for row in rows if row):
         raise UserError(f"{member} in {archive.name} is not a CSV file with the columns filename,label")
     return [(row[0], row[1]) for row in rows[1:] if row]
