@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from uuid import uuid4
 
 from gradshare.errors import UserError, short_repr
 
@@ -38,6 +40,22 @@ def write_whole(path: Path, text: str | bytes) -> None:
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+
+def write_folder(folder: Path, content: dict[str, bytes]) -> None:
+    """Write the files of a new folder, whole or not at all."""
+    temporary = folder.with_name(f".{folder.name}.{uuid4().hex[:12]}{NEW}")  # another process may write there too
+    with writing(folder):
+        try:
+            temporary.mkdir(parents=True)
+            for name, file in content.items():
+                write_synced(temporary / name, file)
+            sync(temporary)
+            temporary.rename(folder)
+            sync(folder.parent)
+            sync(folder.parent.parent)  # the parent may be new
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_synced(path: Path, content: bytes) -> None:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import gradshare as gs
+from gradshare import files
 from gradshare.files import add_checksum, sha256, verify_checksum
 from gradshare.runs import export
 from gradshare.runs.build import run
@@ -256,7 +257,7 @@ def test_a_folder_is_whole_or_not_there(example: Path, tmp_path: Path, monkeypat
 
 
 def test_two_at_once_leave_one_whole_model(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved, write, begun = gs.load_run(example / "run"), export.write_synced, []
+    saved, write, begun = gs.load_run(example / "run"), files.write_synced, []
 
     def slow(path: Path, content: bytes) -> None:
         write(path, content)
@@ -264,7 +265,7 @@ def test_two_at_once_leave_one_whole_model(example: Path, tmp_path: Path, monkey
             begun.append(path)
             saved.save_pretrained(tmp_path / "model")
 
-    monkeypatch.setattr(export, "write_synced", slow)
+    monkeypatch.setattr(files, "write_synced", slow)
     (tmp_path / ".model.new").mkdir()  # of one that was killed, by an earlier version
     with pytest.raises(gs.UserError, match=r"cannot write .*model: Directory not empty"):
         saved.save_pretrained(tmp_path / "model")

@@ -19,16 +19,13 @@ from typing import TYPE_CHECKING
 
 from gradshare.errors import DamageWarning, UserError
 from gradshare.files import (
-    NEW,
     add_checksum,
     parse_json,
     read_bytes,
     record,
     sha256,
-    sync,
     verify_checksum,
-    write_synced,
-    writing,
+    write_folder,
     written_by_newer,
 )
 from gradshare.runs.records import Progress
@@ -58,23 +55,13 @@ def save(folder: Path, progress: Progress, tensors: dict[str, Tensor]) -> Path:
     """
     from safetensors import torch as safetensors
 
-    final, temporary = folder / progress.name, folder / f".{progress.name}{NEW}"
+    final = folder / progress.name
     if final.exists():
         return final
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     content = safetensors.save(plain)
     about = add_checksum({"version": VERSION, "tensors_sha256": sha256(content), **progress.as_json()})
-    with writing(final):
-        try:
-            temporary.mkdir(parents=True)
-            write_synced(temporary / "tensors.safetensors", content)
-            write_synced(temporary / "checkpoint.json", json.dumps(about).encode())
-            sync(temporary)
-            temporary.rename(final)
-            sync(folder)
-            sync(folder.parent)  # the folder of checkpoints may be new
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+    write_folder(final, {"tensors.safetensors": content, "checkpoint.json": json.dumps(about).encode()})
     return final
 
 

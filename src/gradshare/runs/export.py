@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Container, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 from safetensors import torch as safetensors
@@ -28,16 +26,13 @@ from gradshare.data.store import data_folder
 from gradshare.engine.choose import Choice
 from gradshare.errors import UserError, path_of, printable
 from gradshare.files import (
-    NEW,
     add_checksum,
     read_bytes,
     read_json,
     reading,
     sha256,
-    sync,
     verify_checksum,
-    write_synced,
-    writing,
+    write_folder,
     written_by_newer,
 )
 from gradshare.learners.fingerprint import fingerprint
@@ -315,18 +310,8 @@ def write_model(
     about |= {} if learner is None else {FINGERPRINT: learner}
     config = json.dumps(add_checksum({**about, "model_sha256": sha256(content)}), indent=2) + "\n"
     readme = card.text(target.name, own=model is None)
-    temporary = target.with_name(f".{target.name}.{uuid4().hex[:12]}{NEW}")  # another process may write there too
-    with writing(folder):
-        temporary.mkdir(parents=True)
-        try:
-            write_synced(temporary / "model.safetensors", content)
-            write_synced(temporary / "config.json", config.encode())
-            write_synced(temporary / "README.md", readme.encode(errors="backslashreplace"))
-            sync(temporary)
-            temporary.rename(target)
-            sync(target.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+    texts = {"config.json": config.encode(), "README.md": readme.encode(errors="backslashreplace")}
+    write_folder(target, {"model.safetensors": content, **texts})
     return folder
 
 
