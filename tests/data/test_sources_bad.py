@@ -104,7 +104,7 @@ def test_the_same_images_twice(tmp_path: Path) -> None:
     photos = class_folders(GOOD)
     first, second = make_zip(tmp_path / "a.zip", photos), make_zip(tmp_path / "b.zip", photos)
     refused("class 'a' has 3 images twice: a_0000.png", "folder", [first, second], tmp_path)
-    refused("a.zip is given twice", "folder", [first, first], tmp_path)
+    refused("class 'a' has 3 images twice: a_0000.png", "folder", [first, first], tmp_path)
 
 
 def test_archives_that_are_not_there_or_not_archives(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -158,19 +158,8 @@ def train(
             `torch.save`. All names and shapes must fit. Only the head may differ, or be absent: then it begins as
             without `start`, and a warning says so. None: as `learner.init(seed)` has them.
         epochs: how many to train in all; None is 20, or what the run has that is resumed.
-        iterations: meta-iterations in an epoch.
-        ways, shots, queries: classes in a task; support and query examples of each class.
-        tasks: tasks in a batch (the paper's T).
-        outer_lr: rate of the outer Adam.
-        gradient_clamp: clamp the outer gradient of the network's weights to plus or minus this; 0 is off.
-        val_tasks, test_tasks: validation tasks after each epoch, test tasks at the end; 0: none. Without validation the
-            last epoch counts as the best one.
-        eval_batch: tasks evaluated at a time.
-        seed: determines the initial weights and the tasks.
-        patience: end the run when validation has not improved for so many epochs; 0: train all epochs.
-        norm_statistics: of batch norm in validation and test: `"batch"`, the query batch's (transductive), or
-            `"support"`, the support set's (inductive).
-        micro_batch, checkpoint: less memory for more time, as `gs.meta_step` has them.
+        iterations, ways, shots, queries, tasks, outer_lr, gradient_clamp, val_tasks, test_tasks, eval_batch, seed,
+            patience, norm_statistics, micro_batch, checkpoint: as `gs.Training` has them.
 
     Example:
         >>> import gradshare as gs, tempfile
@@ -267,34 +256,33 @@ def _recordable(chosen: str, asked: str, optimiser: torch.optim.Optimizer) -> st
     return "eager"
 
 
+@dataclass(eq=False)
 class _Run:
     """A run in progress."""
 
-    def __init__(
-        self,
-        learner: Learner,
-        dataset: TaskSource,
-        folder: RunFolder,
-        training: Training,
-        state: MetaState,
-        outer: _Outer,
-        device: torch.device,
-        engine: str,
-    ) -> None:
-        self.learner, self.dataset, self.folder, self.group = learner, dataset, folder, learner.group
-        self.training, self.state, self.device, self.engine = training, state, device, engine
-        self.outer, self.optimiser = outer, outer.optimiser
+    learner: Learner
+    dataset: TaskSource
+    folder: RunFolder
+    training: Training
+    state: MetaState
+    outer: _Outer
+    device: torch.device
+    engine: str
+    progress: Progress = field(default_factory=Progress)
+    identity: str = ""
+    started: float = 0.0
+    stepping: Learner | None = None  # the learner that `step` steps
+    step: Callable[[Episodes], Outcome] = field(init=False)
+    stop: Callable[[], bool] = lambda: False  # asked by all processes at the same moments
+    display: Display = field(default_factory=Silent)
+    trackers: Trackers = field(default_factory=Trackers)
+
+    def __post_init__(self) -> None:
+        training, self.group, self.optimiser = self.training, self.learner.group, self.outer.optimiser
         self.shape = Shape(training.ways, training.shots, training.queries)
-        self.progress, self.identity = Progress(), ""
-        self.log = torch.zeros(2, training.iterations, device=device)  # loss and accuracy of the epoch's iterations
+        self.log = torch.zeros(2, training.iterations, device=self.device)  # loss and accuracy of each iteration
         self.watch = Watch(self.log, self.state.trainable())
-        self.predict = GraphedPrediction(learner, training.norm_statistics) if engine == "graph" else None
-        self.stepping: Learner | None = None  # the learner that `step` steps
-        self.step: Callable[[Episodes], Outcome]
-        self.started = 0.0
-        self.display: Display = Silent()
-        self.trackers = Trackers()
-        self.stop: Callable[[], bool] = lambda: False  # asked by all processes at the same moments
+        self.predict = GraphedPrediction(self.learner, training.norm_statistics) if self.engine == "graph" else None
 
     def open(self, options: dict[str, Any], resume: bool | None) -> None:
         """Start the folder, or continue from its newest checkpoint."""

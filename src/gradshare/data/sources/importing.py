@@ -85,20 +85,13 @@ def build(
         raise UserError(f"{folder} exists; --replace replaces it, --name gives the new data set another name")
     with ExitStack() as stack, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\b")  # of odd but readable images; also in the threads below
-        archives = [stack.enter_context(open_archive(path)) for path in _archives(paths)]
+        resolved = [each for path in paths for each in (_archives_in(path) or [path])]
+        archives = [stack.enter_context(open_archive(path)) for path in resolved]
         found = import_module(f"{__package__}.{SOURCES[kind].module}").find(archives, options)
         source = f"{names_of(archives)}; {found.note}" if archives else found.note
         index = Index(folder.name, found.image, found.classes, found.transform, source, _checksum(archives))
         with closing(found.rows) as rows:
             return _write(folder, index, rows, progress, replacing)
-
-
-def _archives(paths: Sequence[Path]) -> list[Path]:
-    resolved = [each for path in paths for each in (_archives_in(path) or [path])]
-    twice = [str(path) for path in resolved if resolved.count(path) > 1]
-    if twice:
-        raise UserError(f"{twice[0]} is given twice")
-    return resolved
 
 
 def _archives_in(path: Path) -> list[Path]:
