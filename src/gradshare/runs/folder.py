@@ -274,7 +274,8 @@ class RunFolder:
         if damage and over:
             _warn(f"the run in {self.path} is damaged: {damage}; it is tested again")
         best = best_epochs(progress.metrics)  # the test needs all of them; a finished run keeps the first for use
-        for epoch in best[:1] if self.done else best:
+        lost = [epoch for epoch in best if not checkpoints.of_epoch(self.checkpoint_folder, epoch).exists()]
+        for epoch in best[:1] if self.done else lost:
             try:
                 self.load_epoch(epoch)
             except UserError as error:
