@@ -139,7 +139,7 @@ def rewrite(**changes: object) -> Callable[[Path], object]:
     ("damage", "message"),
     [
         (lambda s: (s / "index.json").unlink(), "no index.json"),
-        (lambda s: (s / "images.npy").unlink(), "no images.npy"),
+        (lambda s: (s / "images.npy").unlink(), "images.npy cannot be read: No such file"),
         (lambda s: (s / "index.json").write_text("{"), "index.json is damaged"),
         (lambda s: (s / "index.json").write_text("[]"), "index.json is damaged"),
         (lambda s: (s / "index.json").write_bytes(b"\xff"), "index.json is damaged"),

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradshare.errors import UserError, path_of
-from gradshare.files import add_checksum, read_json, record, verify_checksum, write_synced
+from gradshare.files import add_checksum, read_json, reading, record, verify_checksum, write_synced
 from gradshare.method import SPLITS
 
 VERSION = 1
@@ -201,12 +201,8 @@ def _move(new: Path, folder: Path, replacing: bool) -> None:
 def read_index(folder: Path) -> Index:
     """Read and check `index.json`."""
     path = folder / "index.json"
-    try:
+    with reading(f"{path} cannot be read"):
         content = read_json(path)
-    except FileNotFoundError:
-        raise UserError(f"{folder} is not a data set: it has no index.json") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
     if isinstance(content, dict) and content.get("version") != VERSION:
         raise UserError(f"{path} has version {content.get('version')!r}, not {VERSION}; import the data set again")
     index = record(Index, _with_class_objects(content), str(path))
@@ -231,16 +227,11 @@ def read_images(folder: Path, index: Index) -> np.memmap[Any, np.dtype[np.uint8]
     """Map the images of a store into memory; their header and their size must be those of the index."""
     path, header = folder / "images.npy", io.BytesIO()
     _write_header(header, index)
-    try:
-        if path.exists() and not path.is_file():  # a pipe would wait for ever
-            raise UserError(f"{path} is not a file")
-        with path.open("rb") as file:
-            same = file.read(header.tell()) == header.getvalue()
-            size = file.seek(0, os.SEEK_END) - header.tell()
-    except FileNotFoundError:
-        raise UserError(f"{folder} is not a data set: it has no images.npy") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    if path.exists() and not path.is_file():  # a pipe would wait for ever
+        raise UserError(f"{path} is not a file")
+    with reading(f"{path} cannot be read"), path.open("rb") as file:
+        same = file.read(header.tell()) == header.getvalue()
+        size = file.seek(0, os.SEEK_END) - header.tell()
     shape = (index.images, *index.image)
     if not same or size != index.bytes:
         raise UserError(f"{path} is damaged: it does not hold {shape} uint8, as its index says; import it again")

@@ -369,12 +369,10 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"{path.parent} holds no model: it has no {path.name}") from None
     if not isinstance(content, dict) or content.get("library_name") != "gradshare":
         raise UserError(f"{path} does not describe a model of gradshare")
-    try:
+    with reading(f"{path} was changed or is damaged"):
         content = verify_checksum(content)
         version, found = content["version"], {name: content[name] for name in ("model", "model_sha256")}
         found[FINGERPRINT] = content.get(FINGERPRINT)  # older versions wrote none
-    except (ValueError, KeyError) as error:
-        raise UserError(f"{path} was changed or is damaged: {error}") from None
     if version != VERSION:
         raise UserError(f"{path} {written_by_newer('model', version, VERSION)}")
     return found

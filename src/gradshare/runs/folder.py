@@ -29,6 +29,7 @@ from gradshare.files import (
     read_bytes,
     read_json,
     read_text,
+    reading,
     record,
     sha256,
     sync,
@@ -343,12 +344,8 @@ def _parse_lines(path: Path, kind: type[Line], lines: list[str]) -> Iterator[Lin
     last = 0
     for number, line in enumerate(lines, 1):
         where = f"{path}, line {number},"
-        try:
+        with reading(f"{where} is damaged"):
             found = record(kind, parse_json(line), where)
-        except UserError:
-            raise
-        except ValueError as error:
-            raise UserError(f"{where} is damaged: {error}") from None
         if found.epoch <= last:
             raise UserError(f"{where} is damaged: epoch {found.epoch} comes after epoch {last}")
         last = found.epoch
