@@ -159,9 +159,9 @@ class SavedRun(Evaluable):
         if self.own_learner is not None:
             return Parts(self.own_learner, source, training)
         device = self.choice.device
-        image = source.image if isinstance(source, Dataset) else None
+        image = source.image if isinstance(source, Dataset) else self.dataset().image
         learner = self.learner(allowed, image)
-        state = f"the state of the run in {self.folder}, for images of {image} (channels, height, width),"
+        state = f"the state of the run in {self.folder}, with images of {' x '.join(map(str, image))},"
         check_fit(learner.init().tensors(), self.best.tensors(), state)
         source = source.to(device) if isinstance(source, Dataset) else source
         return Parts(learner.to(device, self.choice.precision), source, training)

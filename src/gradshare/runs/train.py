@@ -402,17 +402,9 @@ class _Run:
     def _record(self, validation: Evaluation | None, timing: Timing) -> None:
         """End an epoch: a checkpoint, from which the other files follow."""
         loss, accuracy = map(finite_mean, self.log)
-        line = Epoch(
-            timing.epoch,
-            train_loss=loss,
-            train_accuracy=accuracy,
-            skipped=self.watch.skipped,
-            val_loss=None if validation is None else validation.loss,
-            val_accuracy=None if validation is None else validation.accuracy,
-            val_interval=None if validation is None else validation.interval,
-            val_diverged=0 if validation is None else validation.diverged,
-            **_gates(self.state),
-        )
+        names = ("loss", "accuracy", "interval", "diverged")
+        scores = {} if validation is None else {f"val_{name}": getattr(validation, name) for name in names}
+        line = Epoch(timing.epoch, loss, accuracy, self.watch.skipped, **scores, **_gates(self.state))
         self.watch.next_epoch()
         self.progress = Progress(
             line.epoch, metrics=(*self.progress.metrics, line), timings=(*self.progress.timings, timing)
@@ -465,7 +457,7 @@ def _score(evaluation: Evaluation, epochs: list[int]) -> Score:
     return Score(evaluation.accuracy, evaluation.interval, evaluation.loss, evaluation.diverged, tuple(epochs))
 
 
-def _gates(state: MetaState) -> dict[str, tuple[float, ...] | None]:
+def _gates(state: MetaState) -> dict[str, Any]:
     """sig(m) and sig(lam) of every inner step; of conditioned sharing, also the weight of the agreement.
 
     A rule of the user's own may have learned values of these names and another shape: they are left out.
