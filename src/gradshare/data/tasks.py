@@ -113,10 +113,6 @@ class Tasks:
         """Hold the examples on a device, and draw there. Those of a PyTorch `Dataset` stay where it reads them."""
         return Tasks(self._examples.to(device), self._units)
 
-    def check(self, split: str, shape: Shape) -> None:
-        """Raise an error, with the numbers, if the split cannot give such tasks."""
-        self._units.check(split, shape)
-
     def sample(self, split: str, shape: Shape, tasks: int, key: tuple[int, ...]) -> Episodes:
         """Draw tasks, uniformly and without replacement within each. The same arguments give the same tasks."""
         shape = whole_shape(shape)

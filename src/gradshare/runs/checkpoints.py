@@ -143,9 +143,9 @@ def listing(folder: Path) -> list[Path]:
     return sorted(found, key=_moment)
 
 
-def prune(folder: Path, best_epochs: list[int], latest: int = 2) -> None:
-    """Keep the newest checkpoints and those of the best epochs; remove the rest."""
-    for path in listing(folder)[:-latest]:
+def prune(folder: Path, best_epochs: list[int]) -> None:
+    """Keep the two newest checkpoints and those of the best epochs; remove the rest."""
+    for path in listing(folder)[:-2]:
         epoch, iteration = _moment(path)
         if iteration or epoch not in best_epochs:
             _remove(path.rename(path.with_name(f".{path.name}")))  # half removed it would look damaged
