@@ -130,6 +130,14 @@ def test_a_long_member_is_copied_to_a_file_that_goes_with_the_source(
     assert stream.closed
 
 
+def test_a_file_that_is_no_archive_is_read_where_it_is(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pickles of MiniImagenet have 800 MB."""
+    (place / "a.pkl").write_bytes(b"content")
+    monkeypatch.setattr(archives.shutil, "copyfileobj", lambda *_: pytest.fail("it was copied"))
+    with open_archive(place / "a.pkl") as opened, opened.open_stream("a.pkl") as stream:
+        assert stream.read() == b"content" and stream.seek(0) == 0
+
+
 def test_names_are_normalised_and_junk_is_skipped(place: Path) -> None:
     names = ["./a//b.jpg", "c\\d.jpg", "e/./f.jpg", "u\u0308.jpg"]
     junk = ["__MACOSX/a/._b.jpg", ".DS_Store", "a/.DS_Store", "a/._b.jpg", "a/Thumbs.db", "a/Icon\r"]

@@ -117,7 +117,7 @@ class Archive:
             raise self._error(name, "is no longer there")
 
     def _seekable(self, member: Member, stream: IO[bytes]) -> IO[bytes]:
-        if self.path.is_dir():
+        if self._limit == math.inf:  # a file on the disk, not in an archive
             return stream
         copy: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115 - the archive closes it
         self._resources.enter_context(copy)

@@ -169,7 +169,7 @@ def train(
         >>> len(run.metrics)
         1
     """
-    given = {name: value for name, value in locals().items() if name in TRAINING}
+    given = {name: value for name, value in locals().items() if name in TRAINING}  # before any other name is set
     check_learner_and_source(learner, dataset)
     check_display(display)
     followers = as_trackers(trackers)
