@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -93,14 +93,6 @@ def seeded_split(classes: Collection[str], seed: int = 0) -> Split:
 def spelling(name: str) -> str:
     """One spelling of a name: some archives, as macOS writes them, have accents as characters of their own."""
     return unicodedata.normalize("NFC", name)
-
-
-def check_same_classes(found: Collection[str], wanted: Mapping[str, str], where: str, split: str) -> None:
-    """Check that the classes found are exactly those of a standard split."""
-    if others := sorted(set(found) - set(wanted)):
-        raise UserError(f"{len(others)} classes of {where} are not in {split}: {some(others)}; import them as a folder")
-    if missing := sorted(set(wanted) - set(found)):
-        raise UserError(f"{len(missing)} of the {len(wanted)} classes of {split} are not in {where}: {some(missing)}")
 
 
 def some(names: Iterable[str]) -> str:

@@ -180,7 +180,13 @@ def by_standard(
 ) -> dict[tuple[str, str], Content]:
     """Give the classes their standard split. All of its classes must be there, and no others."""
     standard, where, of = splits.standard_split(name).by_class(), names_of(archives), f"the standard split of {name}"
-    splits.check_same_classes({each for _, each in found}, standard, where, of)
+    names = {each for _, each in found}
+    if others := sorted(names - set(standard)):
+        some = splits.some(others)
+        raise UserError(f"{len(others)} classes of {where} are not in {of}: {some}; import them as a folder")
+    if missing := sorted(set(standard) - names):
+        some = splits.some(missing)
+        raise UserError(f"{len(missing)} of the {len(standard)} classes of {of} are not in {where}: {some}")
     for split, each in found:
         if split not in ("", standard[each]):
             raise UserError(
