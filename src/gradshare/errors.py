@@ -6,6 +6,7 @@ import numbers
 import os
 import sys
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +79,16 @@ def check_whole(name: str, value: Any, lowest: int, highest: int = MOST) -> None
     check_range(name, int(value), lowest, highest)
 
 
+def has_methods(value: Any, names: Iterable[str]) -> bool:
+    """Whether a value, which is no class, has methods of these names."""
+    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in names)
+
+
 def path_of(name: Any, what: str = "a folder") -> Path:
     """The path that a user gave as text or as a path."""
     if not isinstance(name, str | os.PathLike):
         raise UserError(f"{what} is named by text or a path, not {short_repr(name)}")
-    text = os.fsdecode(name)
-    if "\0" in text:
-        raise UserError(f"{what} cannot have the name {short_repr(text)}: there is a NUL character in it")
-    return Path(text)
+    return Path(os.fsdecode(name))
 
 
 def short_repr(value: Any, longest: int = 60) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from uuid import uuid4
 
 from gradshare.errors import UserError, short_repr
 
@@ -38,6 +40,22 @@ def write_whole(path: Path, text: str | bytes) -> None:
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+
+def write_folder(folder: Path, content: dict[str, bytes]) -> None:
+    """Write the files of a new folder, whole or not at all."""
+    temporary = folder.with_name(f".{folder.name}.{uuid4().hex[:12]}{NEW}")  # another process may write there too
+    with writing(folder):
+        try:
+            temporary.mkdir(parents=True)
+            for name, file in content.items():
+                write_synced(temporary / name, file)
+            sync(temporary)
+            temporary.rename(folder)
+            sync(folder.parent)
+            sync(folder.parent.parent)  # the parent may be new
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_synced(path: Path, content: bytes) -> None:
@@ -77,6 +95,18 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def reading(problem: str) -> Iterator[None]:
+    """Turn whatever the block raises into a UserError that begins with `problem`: libraries raise many kinds."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise UserError(f"{problem}: {reason[:200]}") from None
 
 
 def written_by_newer(what: str, version: object, known: int) -> str:
@@ -191,9 +221,8 @@ def record(kind: type[T], data: Any, where: str) -> T:
         Traceback (most recent call last):
         gradshare.errors.UserError: points.json is damaged: x is '1', not a number
     """
-    read: Reader = _reader(kind)  # type: ignore[arg-type]  # every class is hashable
     try:
-        value: T = read(data, "it")
+        value: T = reader(kind)(data, "it")  # type: ignore[arg-type]  # every class is hashable
     except ValueError as error:
         raise UserError(f"{where} is damaged: {error}") from None
     return value
@@ -204,15 +233,16 @@ NAMES = {int: "a whole number", str: "text", bool: "true or false"}
 
 
 @cache  # a report reads tens of thousands of lines
-def _reader(kind: Any) -> Reader:
+def reader(kind: Any) -> Reader:
+    """What checks a JSON value by its type hint."""
     if is_dataclass(kind):
         return _dataclass_reader(kind)
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        read = _reader(inner[0])
+        read = reader(inner[0])
         return lambda value, name: None if value is None else read(value, name)
     if origin is tuple:
-        return _sequence_reader(_reader(inner[0]))
+        return _sequence_reader(reader(inner[0]))
     if kind is float:
         return _read_number
     if origin is Literal:
@@ -222,7 +252,7 @@ def _reader(kind: Any) -> Reader:
 
 def _dataclass_reader(kind: Any) -> Reader:
     hints = get_type_hints(kind)
-    readers = {field.name: _reader(hints[field.name]) for field in fields(kind)}
+    readers = {field.name: reader(hints[field.name]) for field in fields(kind)}
     required = {field.name for field in fields(kind) if field.default is MISSING}
 
     def read(value: Any, name: str) -> Any:

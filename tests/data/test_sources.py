@@ -346,13 +346,6 @@ def test_a_seeded_split_is_the_same_everywhere_and_differs_by_seed(tmp_path: Pat
     assert splits.seeded_split("01234", 7) == splits.Split(("2", "3", "4"), ("1",), ("0",))
 
 
-def test_greyscale_and_other_sizes(tmp_path: Path) -> None:
-    files = class_folders({"train/a": 2, "val/b": 2, "test/c": 2})
-    path = make_zip(tmp_path / "a.zip", files)
-    index = build("folder", [path], tmp_path / "store", Options(size=28, channels=1))
-    assert index.image == (28, 28, 1) and read_images(tmp_path / "store", index).shape == (6, 28, 28, 1)
-
-
 def test_photos_of_another_size(tmp_path: Path, small: Callable[[str], splits.Split]) -> None:
     split = small("cub")
     photos = class_folders(six(split), "PNG", width=170, height=130)

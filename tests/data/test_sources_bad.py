@@ -76,9 +76,9 @@ def test_images_outside_of_folders_and_of_other_formats(tmp_path: Path) -> None:
         ('{"training": ["a"]}', "is not of the form"),
         ("[1, 2]", "is not of the form"),
         ("{}", "is not of the form"),
-        ('{"train": ', "is not JSON"),
-        ("\x00", "is not JSON"),
-        ("[" * 100_000, "is not JSON"),
+        ('{"train": ', "split.json cannot be read: "),
+        ("\x00", "split.json cannot be read: "),
+        ("[" * 100_000, "split.json cannot be read: "),
     ],
 )
 def test_bad_split_files(tmp_path: Path, content: str, message: str) -> None:
@@ -91,7 +91,7 @@ def test_split_files_that_cannot_be_read(tmp_path: Path) -> None:
     path = make_zip(tmp_path / "mine.zip", class_folders({"a": 2, "b": 2, "c": 2}))
     refused("cannot be read: No such file", "folder", path, tmp_path, split_file=tmp_path / "none.json")
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\xfa")
-    refused("is not JSON", "folder", path, tmp_path, split_file=tmp_path / "binary.json")
+    refused("binary.json cannot be read", "folder", path, tmp_path, split_file=tmp_path / "binary.json")
 
 
 def test_a_split_file_with_a_class_of_one_image(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_the_same_images_twice(tmp_path: Path) -> None:
     photos = class_folders(GOOD)
     first, second = make_zip(tmp_path / "a.zip", photos), make_zip(tmp_path / "b.zip", photos)
     refused("class 'a' has 3 images twice: a_0000.png", "folder", [first, second], tmp_path)
-    refused("a.zip is given twice", "folder", [first, first], tmp_path)
+    refused("class 'a' has 3 images twice: a_0000.png", "folder", [first, first], tmp_path)
 
 
 def test_archives_that_are_not_there_or_not_archives(tmp_path: Path) -> None:

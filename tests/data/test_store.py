@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -99,26 +97,6 @@ def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_builds_at_once_end_in_one_store(tmp_path: Path) -> None:
-    with building(tmp_path / "s", ONE) as outer:
-        outer.put(0, BLANK)
-        write_store(tmp_path / "s", ONE, [BLANK])
-    assert [path.name for path in tmp_path.iterdir()] == ["s"]
-    assert verify(tmp_path / "s").store.images == 1
-
-
-def test_what_a_killed_build_left_is_removed_by_the_next(tmp_path: Path) -> None:
-    code = (
-        "import os, signal, sys; from pathlib import Path; from gradshare.data.store import *\n"
-        "index = Index('one', (2, 2, 1), (ClassEntry('a', 'train', 1),), 'none', 'test')\n"
-        "with building(Path(sys.argv[1]), index): os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "s")], check=False)
-    assert len(list(tmp_path.iterdir())) == 1 and not (tmp_path / "s").exists()
-    write_store(tmp_path / "s", ONE, [BLANK])
-    assert [path.name for path in tmp_path.iterdir()] == ["s"]
-
-
 def test_verify_finds_one_flipped_bit_and_blank_images(tmp_path: Path) -> None:
     store = Path(shutil.copytree(OLD, tmp_path / "store"))
     content = bytearray((store / "images.npy").read_bytes())
@@ -161,7 +139,7 @@ def rewrite(**changes: object) -> Callable[[Path], object]:
     ("damage", "message"),
     [
         (lambda s: (s / "index.json").unlink(), "no index.json"),
-        (lambda s: (s / "images.npy").unlink(), "no images.npy"),
+        (lambda s: (s / "images.npy").unlink(), "images.npy cannot be read: No such file"),
         (lambda s: (s / "index.json").write_text("{"), "index.json is damaged"),
         (lambda s: (s / "index.json").write_text("[]"), "index.json is damaged"),
         (lambda s: (s / "index.json").write_bytes(b"\xff"), "index.json is damaged"),

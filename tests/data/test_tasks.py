@@ -437,7 +437,7 @@ NAN = np.where(np.arange(200) == 3, np.nan, 1.0)
         (lambda: gs.tasks(X, Y, splits={"training": [1]}), "names train, val and test, not training"),
         (lambda: gs.tasks(X, Y, splits={"train": [1, 2], "test": [2]}), "names 1 classes twice: 2"),
         (lambda: gs.tasks(X, Y, splits={"train": ["1"]}), "names 1 classes that no example has: '1'"),
-        (lambda: gs.tasks(X, Y, splits={"train": "1"}), "is a list of classes, not text"),
+        (lambda: gs.tasks(X, Y, splits={"train": "1"}), "is a list of classes, not '1'"),
         (lambda: gs.tasks(X, Y, splits={"train": [1]}, by="example"), "by='example' puts all classes"),
         (lambda: gs.tasks(X, Y, splits=(15, 5, 1), by="example"), "asks for 21 examples of 0; there are 20"),
         (lambda: gs.tasks(Endless()), "IterableDataset"),

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 import gradshare as gs
 from gradshare.bench.cases import Case
 from gradshare.bench.measure import Timing
 from gradshare.engine import choose
-from gradshare.reports.write import write_report
 from gradshare.runs.build import check_memory_for
 from tests.support.commands import SMALL, mistake
 
@@ -86,32 +82,3 @@ def test_a_benchmark_that_is_too_large() -> None:
 def test_a_contact_sheet_that_is_too_large(blobs: Path, tmp_path: Path) -> None:
     words = ["data", "show", blobs, "--ways", 10_000_000, "--out", tmp_path / "sheet.png"]
     assert "10000000-way tasks need 10000000 classes" in mistake(*words)
-
-
-# Names that no file can have
-
-
-def test_a_nul_character_in_the_name_of_a_folder(tmp_path: Path) -> None:
-    learner = gs.maml(nn.Linear(2, 2))
-    sizes: dict[str, Any] = {"epochs": 1, "iterations": 1, "val_tasks": 2, "test_tasks": 0, "display": False}
-    gs.train(learner, _Tasks(), tmp_path / "run", **sizes)
-    for use in (
-        lambda: gs.load_run("a\0b"),
-        lambda: gs.load_dataset("a\0b"),
-        lambda: gs.from_pretrained("a\0b", learner),
-        lambda: gs.save_pretrained("a\0b", learner, learner.init()),
-        lambda: gs.load_run(tmp_path / "run").save_pretrained("a\0b"),
-        lambda: gs.train(learner, _Tasks(), "a\0b"),
-        lambda: gs.train(learner, _Tasks(), Path("a\0b")),
-        lambda: write_report("a\0b"),
-    ):
-        with pytest.raises(gs.UserError, match=r"'a\\x00b': there is a NUL character in it"):
-            use()
-    for words in (["train", "--out", "a\0b"], ["compare", "--out", "a\0b"], ["data", "import", "folder", "a\0b"]):
-        assert "NUL character" in mistake(*words)
-
-
-class _Tasks:
-    def sample(self, split: str, shape: gs.Shape, tasks: int, key: tuple[int, ...]) -> gs.Episodes:
-        x, y = torch.zeros(tasks, 2, 2), torch.zeros(tasks, 2, dtype=torch.long)
-        return gs.Episodes(x, y, x, y)

@@ -154,7 +154,7 @@ def test_methods_that_the_kernels_do_not_support(monkeypatch: pytest.MonkeyPatch
 
 def test_options_that_cannot_be() -> None:
     for options, message in (
-        ({"method": "sgd"}, "method is one of maml"),
+        ({"method": "sgd"}, "method is 'sgd', not one of maml"),
         ({"arm": "nobody"}, "one of original"),
         ({"inner_lr": 0.0}, "above 0"),
         ({"steps": 2.5}, "whole number"),

@@ -15,13 +15,12 @@ import torch
 from safetensors import torch as safetensors
 
 import gradshare as gs
-from gradshare.errors import DamageWarning, UserError
+from gradshare.errors import DamageWarning
 from gradshare.files import add_checksum, verify_checksum
 from gradshare.runs import checkpoints, train
 from gradshare.runs.checkpoints import Damaged
-from gradshare.runs.display import Silent
 from gradshare.runs.folder import RunFolder
-from gradshare.runs.records import Epoch, Progress
+from gradshare.runs.records import Progress
 from gradshare.runs.workers import Interrupted
 from tests.support.runs import TINY, StopAt, flip, learner, rewrite, rewrite_tensors, same_run
 
@@ -105,10 +104,11 @@ def test_a_damaged_best_epoch_stops_the_test(copy: Path, dataset: gs.Dataset) ->
     flip(copy / "checkpoints" / "epoch-0001-iteration-0000" / "tensors.safetensors", -1)
     (copy / "DONE").unlink()
     (copy / "summary.json").unlink()
-    with pytest.raises(Damaged, match=r"epoch-0001-\S+ is damaged"):
+    damaged = r"epoch-0001-\S+ is damaged"
+    with pytest.raises(Damaged, match=damaged):
         resume(dataset, copy)
     assert not (copy / "DONE").exists() and not (copy / "summary.json").exists()
-    with pytest.raises(Damaged, match=r"epoch-0001-\S+ is damaged"):
+    with pytest.raises(Damaged, match=damaged):
         gs.load_run(copy).state(1)
     gs.load_run(copy).state(2)
 
@@ -120,7 +120,7 @@ def test_a_lost_best_epoch_is_named_as_soon_as_the_run_is_resumed(
     with pytest.warns(DamageWarning, match="no checkpoint of epoch 1; .* the result of the run stands"):
         resume(dataset, copy)
     monkeypatch.setattr(train._Run, "finish", lambda self: None)  # before any more training
-    with pytest.warns(DamageWarning, match=r"lost .* \(1\)"):
+    with pytest.warns(DamageWarning, match=r"no checkpoint of epoch 1; .* the test needs it"):
         resume(dataset, copy, epochs=4)
     with pytest.raises(gs.UserError, match="no checkpoint of epoch 1"):
         gs.load_run(copy).state(1)
@@ -244,7 +244,7 @@ def as_command_line(path: Path, **different: Any) -> None:
         (lambda path: path.write_text('{"version": 1, "epochs": "many"}'), "epochs is 'many'"),
         (lambda path: path.write_text("[" * 100_000), "nested"),
         (lambda path: as_command_line(path, method="maml", colour="red"), "colour"),
-        (lambda path: as_command_line(path, method="os.system"), "method is one of maml"),
+        (lambda path: as_command_line(path, method="os.system"), "method is 'os.system', not one of maml"),
         (lambda path: as_command_line(path, method="maml", arm="nobody"), "one of original"),
     ],
 )
@@ -252,18 +252,3 @@ def test_configurations_of_something_else(copy: Path, change: Callable[[Path], o
     change(copy / "config.json")
     with pytest.raises(gs.UserError, match=message):
         gs.load_run(copy)
-
-
-def test_a_run_folder_that_is_moved_stops_its_run_and_can_be_resumed_there(
-    finished: Path, dataset: gs.Dataset, tmp_path: Path
-) -> None:
-    class Move(Silent):
-        def epoch(self, line: Epoch, seconds: float) -> None:
-            if line.epoch == 1:
-                (tmp_path / "run").rename(tmp_path / "moved")
-
-    with pytest.raises(UserError, match="moved"):
-        gs.train(learner(), dataset, tmp_path / "run", display=Move(), **TINY)
-    assert not (tmp_path / "run").exists()
-    gs.train(learner(), dataset, tmp_path / "moved", resume=True, **TINY)
-    same_run(tmp_path / "moved", finished)

@@ -90,7 +90,7 @@ def test_a_run_of_the_command_line_needs_nothing_else(saved: SavedRun, blobs: Pa
     other = gs.load_dataset(write_blobs(saved.folder.parent / "other", {"test": 4}, size=20))
     assert gs.evaluate(saved, dataset=other, tasks=4).accuracy is not None  # 20 x 20 ends as 1 x 1 too
     large = gs.load_dataset(write_blobs(saved.folder.parent / "large", {"test": 4}, size=40))
-    with pytest.raises(gs.UserError, match=r"images of 1 x 40 x 40 .* do not fit the network"):
+    with pytest.raises(gs.UserError, match="with images of 1 x 40 x 40, does not fit the learner"):
         gs.evaluate(saved, dataset=large)
 
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import gradshare as gs
+from gradshare import files
 from gradshare.files import add_checksum, sha256, verify_checksum
 from gradshare.runs import export
 from gradshare.runs.build import run
@@ -189,7 +190,6 @@ def huge() -> bytes:
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "a bit of a weight": (lambda m: flip(m / "model.safetensors", -3), "does not match its checksum"),
     "weights cut": (lambda m: os.truncate(m / "model.safetensors", 500), "does not match its checksum"),
-    "weights of a petabyte": (lambda m: os.truncate(m / "model.safetensors", 2**43), "has 8,796,093,022,208 bytes"),
     "no file": (lambda m: ((m / "model.safetensors").unlink(), (m / "model.safetensors").mkdir()), "is not a file"),
     "a pickle for weights": (lambda m: replaced(m, pickle.dumps(Unpickled())), "model.safetensors is damaged: "),
     "declared sizes": (lambda m: replaced(m, huge()), "model.safetensors is damaged: "),
@@ -202,7 +202,6 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda m: (m / "config.json").unlink(), "has no config.json"),
     "a pipe": (lambda m: ((m / "config.json").unlink(), os.mkfifo(m / "config.json")), "is not a file"),
     "no JSON": (lambda m: (m / "config.json").write_text("import os"), "config.json is damaged"),
-    "much JSON": (lambda m: os.truncate(m / "config.json", 2**43), "has 8,796,093,022,208 bytes"),
     "another library": (lambda m: (m / "config.json").write_text('{"model_type": "bert"}'), "a model of gradshare"),
     "a changed rate": (
         lambda m: (m / "config.json").write_text((m / "config.json").read_text().replace('lr": 0.1', 'lr": 0.2')),
@@ -212,11 +211,11 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "a newer one": (lambda m: rewrite(m / "config.json", version=7), "model version 7, this one reads 1"),
     "no description": (lambda m: rewrite(m / "config.json", model=3), "can build"),
     "half a description": (lambda m: rewrite(m / "config.json", model={"image": [1, 16, 16]}), "can build: 'options'"),
-    "a million steps": (lambda m: redescribe(m, steps=10**6), "steps is 1000000"),
+    "a million steps": (lambda m: redescribe(m, steps=10**6), "does not fit the learner"),
     "ten thousand filters": (lambda m: redescribe(m, filters=10_000), "does not fit the learner"),
-    "an image of any size": (lambda m: redescribe(m, image=[1, 10**9, 16]), "height is 1000000000"),
+    "an image of any size": (lambda m: redescribe(m, image=[1, 10**9, 16]), "does not fit the learner"),
     "an image of words": (lambda m: redescribe(m, image=["a", "b", "c"]), "can build"),
-    "a strange method": (lambda m: redescribe(m, method="os.system"), "method is one of maml"),
+    "a strange method": (lambda m: redescribe(m, method="os.system"), "method is 'os.system', not one of maml"),
     "an arm with code": (lambda m: redescribe(m, arm="os:system"), "hand over the learner"),
     "an unknown option": (lambda m: redescribe(m, auto_map="x"), "auto_map"),
 }
@@ -258,7 +257,7 @@ def test_a_folder_is_whole_or_not_there(example: Path, tmp_path: Path, monkeypat
 
 
 def test_two_at_once_leave_one_whole_model(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved, write, begun = gs.load_run(example / "run"), export.write_synced, []
+    saved, write, begun = gs.load_run(example / "run"), files.write_synced, []
 
     def slow(path: Path, content: bytes) -> None:
         write(path, content)
@@ -266,7 +265,7 @@ def test_two_at_once_leave_one_whole_model(example: Path, tmp_path: Path, monkey
             begun.append(path)
             saved.save_pretrained(tmp_path / "model")
 
-    monkeypatch.setattr(export, "write_synced", slow)
+    monkeypatch.setattr(files, "write_synced", slow)
     (tmp_path / ".model.new").mkdir()  # of one that was killed, by an earlier version
     with pytest.raises(gs.UserError, match=r"cannot write .*model: Directory not empty"):
         saved.save_pretrained(tmp_path / "model")
@@ -286,22 +285,6 @@ def test_a_state_is_saved_wherever_its_tensors_lie(dataset: gs.Dataset, tmp_path
     gs.save_pretrained(tmp_path / "model", own, state)
     again = gs.from_pretrained(tmp_path / "model", own)[1]
     assert all(torch.equal(again.tensors()[name], tensor) for name, tensor in state.tensors().items())
-
-
-def test_a_model_of_ones_own_is_opened_with_its_learner_alone(tmp_path: Path) -> None:
-    def made(**options: Any) -> gs.Learner:
-        return gs.maml(gs.Conv4(ways=3, filters=2, image=(1, 16, 16)), **{"steps": 2, "inner_lr": 0.1, **options})
-
-    folder = gs.save_pretrained(tmp_path / "model", made(), made().init(seed=0))
-    gs.from_pretrained(folder, made())
-    for options, message in (
-        ({"inner_lr": 0.5}, "inner_lr 0.1, not 0.5"),
-        ({"inner": gs.momentum(0.9)}, "rule Scale, not Momentum"),
-        ({"head_start": "zero"}, "algorithm maml, not maml, head_start zero"),
-        ({"adapt": ["head"]}, "adapted"),
-    ):
-        with pytest.raises(gs.UserError, match=f"the model in .* was trained with another learner: .*{message}"):
-            gs.from_pretrained(folder, made(**options))
 
 
 def test_a_model_is_found_by_its_name(

@@ -77,3 +77,5 @@ def test_the_best_epochs() -> None:
     assert best_epochs(accuracies, 3) == [2, 4, 3]
     losses = [Epoch(1, val_loss=0.1, val_diverged=1), Epoch(2, val_loss=9.0), Epoch(3)]
     assert best_epochs(losses) == [2, 3, 1]
+    assert best_epochs([Epoch(number, train_loss=1.0) for number in range(1, 8)]) == [7, 6, 5, 4, 3]  # no validation
+    assert best_epochs([Epoch(1, val_diverged=2), Epoch(2, val_diverged=1), Epoch(3, val_diverged=1)]) == [2, 3, 1]

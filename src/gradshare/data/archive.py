@@ -27,10 +27,10 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, NamedTuple, Self, cast
 
 from gradshare.errors import UserError, short_repr
+from gradshare.files import reading
 
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".npz")
 SINGLE = (".pkl", ".hdf5")  # a file with one of these suffixes counts as an archive of one file
@@ -110,15 +110,21 @@ class Archive:
     def open_stream(self, name: str) -> IO[bytes]:
         """One long member as a file that can seek; it is closed with the archive."""
         member = self._known(name)
-        with self._errors(), ExitStack() as undo:
-            stream = undo.enter_context(self._opened(member))
-            if not self.path.is_dir():  # a stream of an archive cannot seek: copy it
-                archived, stream = stream, undo.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY))
-                shutil.copyfileobj(archived, stream, CHUNK)
-                self._check_size(member, stream.tell())
-                stream.seek(0)
-            self._resources.push(undo.pop_all())
+        with self._errors():
+            for found, open_member in self._files():
+                if found == member:
+                    return self._seekable(member, self._resources.enter_context(open_member()))
+            raise self._error(name, "is no longer there")
+
+    def _seekable(self, member: Member, stream: IO[bytes]) -> IO[bytes]:
+        if self._limit == math.inf:  # a file on the disk, not in an archive
             return stream
+        copy: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115 - the archive closes it
+        self._resources.enter_context(copy)
+        shutil.copyfileobj(stream, copy, CHUNK)
+        self._check_size(member, copy.tell())
+        copy.seek(0)
+        return copy
 
     def sha256(self) -> str:
         """Checksum of the archive file; of a folder, checksum of its sorted names and sizes."""
@@ -132,15 +138,6 @@ class Archive:
         if name not in self._by_name:
             raise self._error(name, "is not there")
         return self._by_name[name]
-
-    @contextmanager
-    def _opened(self, member: Member) -> Iterator[IO[bytes]]:
-        for found, open_member in self._files():
-            if found == member:
-                with open_member() as stream:
-                    yield stream
-                return
-        raise self._error(member.name, "is no longer there")
 
     def _check_size(self, member: Member, size: int) -> None:
         if size != member.size:
@@ -188,24 +185,19 @@ class Archive:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._resources.close()
 
 
 def open_archive(path: Path) -> Archive:
     """Open a folder, a zip, or a tar that is plain or compressed by gzip, bzip2 or xz."""
-    try:
-        if path.is_dir():
-            return Archive(path, partial(_folder_entries, path))
-        if path.exists() and not path.is_file():
-            raise UserError(f"{path} is neither a file nor a folder")
-        with path.open("rb") as file:
-            head = file.read(BLOCK)
-            size = file.seek(0, os.SEEK_END)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    if path.is_dir():
+        return Archive(path, partial(_folder_entries, path))
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is neither a file nor a folder")
+    with reading(f"{path} cannot be read"), path.open("rb") as file:
+        head = file.read(BLOCK)
+        size = file.seek(0, os.SEEK_END)
     if path.suffix in SINGLE:
         return Archive(path, lambda: iter([Entry(path.name, size, FILE, lambda: path.open("rb"))]))
     limit = max(MAX_SMALL, MAX_RATIO * size)

@@ -6,10 +6,9 @@ A task is one block. A class is one row: its support images, then its query imag
 from __future__ import annotations
 
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 
+import matplotlib
 import numpy as np
 from PIL import Image as Pillow
 from PIL import ImageDraw, ImageFont
@@ -22,36 +21,20 @@ CELL, LARGEST = 84, 168  # pixels; smaller images are enlarged to about the firs
 MARGIN, GAP, BETWEEN = 20, 2, 16  # pixels around all, between images, between support and query
 LINE, HEADING = 18, 46  # height of the name of a class, and of the title of a task
 PAPER, INK, QUIET, RULE = "#ffffff", "#1a1a1a", "#6b6b6b", "#d0d0d0"
-Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
-
-
-class Task(NamedTuple):
-    """What a block of the sheet shows."""
-
-    names: list[str]  # [ways]
-    images: Image  # [ways, shots + queries, H, W, C]
-
-
-def draw_tasks(dataset: Dataset, split: str, shape: Shape, tasks: int, seed: int) -> list[Task]:
-    """The tasks that `dataset.sample` gives for the same key, with the names of their classes."""
-    drawn, images = dataset.draw(split, shape, tasks, task_key(seed, split)), np.asarray(dataset.images)
-    return [
-        Task([dataset.index.classes[place].name for place in classes], images[rows])
-        for classes, rows in zip(drawn.units, drawn.rows, strict=True)
-    ]
 
 
 def contact_sheet(dataset: Dataset, split: str, shape: Shape, tasks: int = 3, seed: int = 0) -> Pillow.Image:
-    """Draw sampled tasks of a split: as many as `tasks` says, chosen by `seed`."""
-    drawn = draw_tasks(dataset, split, shape, tasks, seed)  # first: raises an error for a shape that is too large
+    """Draw the tasks that `dataset.sample` gives for the key of `seed`."""
+    drawn = dataset.draw(split, shape, tasks, task_key(seed, split))  # first: raises an error for too large a shape
     height, width, _ = dataset.index.image
     layout = _Layout(shape, height, width)
     title = f"{dataset.name} · {split} · {shape.ways}-way {shape.shots}-shot"
     sheet = Pillow.new("RGB", (layout.width, layout.height(tasks)), PAPER)
-    for number, task in enumerate(drawn):
+    for number, (classes, rows) in enumerate(zip(drawn.units, drawn.rows, strict=True)):
         top = layout.task_top(number)
         _write_heading(sheet, layout, top, f"{title} · task {number + 1}")
-        for way, (name, images) in enumerate(zip(task.names, task.images, strict=True)):
+        for way, (place, own) in enumerate(zip(classes, rows, strict=True)):
+            name, images = dataset.index.classes[place].name, np.asarray(dataset.images[own])
             _draw_row(sheet, layout, top + HEADING + way * layout.row, name, images)
     return sheet
 
@@ -91,7 +74,7 @@ def _draw_row(sheet: Pillow.Image, layout: _Layout, top: int, name: str, images:
     draw = ImageDraw.Draw(sheet)
     middle = layout.left(layout.shape.shots) - (BETWEEN + GAP) // 2
     draw.line((middle, top, middle, top + layout.cell[1] - 1), RULE)
-    draw.text((MARGIN, top + layout.cell[1] + 2), _shortened(name, layout.width - 2 * MARGIN), QUIET, _font(12))
+    draw.text((MARGIN, top + layout.cell[1] + 2), " ".join(name.split()), QUIET, _font(12))
 
 
 def _scaled(image: Image, cell: tuple[int, int]) -> Pillow.Image:
@@ -100,22 +83,8 @@ def _scaled(image: Image, cell: tuple[int, int]) -> Pillow.Image:
     return Pillow.fromarray(image[..., 0] if grey else image[..., :3]).resize(cell, method)
 
 
-def _shortened(name: str, width: int) -> str:
-    """As much of the name as fits."""
-    font, name = _font(12), " ".join(name[:500].split())
-    text = name
-    while text and font.getlength(text) > width:
-        name = name[:-1]
-        text = name.rstrip() + "…"
-    return text
-
-
 @cache
-def _font(size: int, bold: bool = False) -> Font:
-    """DejaVu Sans, which has most scripts, from matplotlib's files; without matplotlib, Pillow's own font."""
-    found = find_spec("matplotlib")
-    if found is not None and found.origin is not None:
-        path = Path(found.origin).parent / "mpl-data" / "fonts" / "ttf" / f"DejaVuSans{'-Bold' if bold else ''}.ttf"
-        if path.is_file():
-            return ImageFont.truetype(str(path), size, layout_engine=ImageFont.Layout.BASIC)
-    return ImageFont.load_default(size)
+def _font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
+    """DejaVu Sans, which has most scripts, from matplotlib's files."""
+    path = Path(matplotlib.get_data_path(), "fonts", "ttf", f"DejaVuSans{'-Bold' if bold else ''}.ttf")
+    return ImageFont.truetype(str(path), size, layout_engine=ImageFont.Layout.BASIC)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradshare.data.drawing import Drawn, Units, split_rows
+from gradshare.data.drawing import Drawn, Units, picker, split_rows
 from gradshare.data.sources import BUILT_IN, missing
 from gradshare.data.store import Image, Index, Progress, data_folder, find_store, is_store, read_images, read_index
 from gradshare.errors import UserError
@@ -91,14 +91,8 @@ class Dataset:
         return Units("class", [entry.name for entry in self.index.classes], splits, self.name, "images")
 
     def _pixels(self, rows: NDArray[np.int64]) -> Tensor:  # [...] -> [..., C, H, W]
-        if isinstance(self.images, Tensor):
-            where = torch.from_numpy(rows)
-            if self.images.is_cuda:  # pinned memory: otherwise the CPU would wait here until the GPU is idle
-                where = where.pin_memory()
-            chosen = self.images[where.to(self.images.device, non_blocking=True)]
-        else:
-            chosen = torch.from_numpy(self.images[rows])
-        unit = chosen.movedim(-1, -3).to(torch.get_default_dtype(), memory_format=torch.contiguous_format) / 255
+        chosen = picker(rows)(self.images).movedim(-1, -3)
+        unit = chosen.to(torch.get_default_dtype(), memory_format=torch.contiguous_format) / 255
         if self.pixels == "unit":
             return unit
         mean, deviation = self._imagenet.to(unit.dtype)

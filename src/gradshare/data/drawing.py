@@ -1,21 +1,25 @@
-"""Drawing tasks: the units of each split, which are classes or groups, and which rows of the data a task gets."""
+"""Drawing tasks: the units of each split, which are classes or groups, which rows a task gets, and taking them."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from gradshare.data.splits import some
 from gradshare.errors import UserError, check_whole, short_repr
 from gradshare.method import SPLITS
 from gradshare.method.episodes import Shape, choose, whole_shape
 
 Kind = Literal["class", "group"]
 PLURALS = {"class": "classes", "group": "groups"}
+Part = NDArray[Any] | Tensor
 
 
 class Drawn(NamedTuple):
@@ -83,11 +87,10 @@ class Units:
 
     def _raise_too_few(self, split: str, where: str, short: NDArray[np.int64], shape: Shape) -> None:
         own = self.splits[split]
-        some = ", ".join(f"{self.names[own.units[n]]!r} ({own.counts[n]})" for n in short[:3])
+        named = some(f"{self.names[own.units[n]]!r} ({own.counts[n]})" for n in short)
         raise UserError(
             f"{shape.shots}-shot with {shape.queries} queries needs {shape.shots + shape.queries} {self.examples} of a"
-            f" {self.kind}; {len(short)} of the {len(own.units)} {self.plural} of {where} have fewer: {some}"
-            + (", ..." if len(short) > 3 else "")
+            f" {self.kind}; {len(short)} of the {len(own.units)} {self.plural} of {where} have fewer: {named}"
         )
 
     def draw(self, split: str, shape: Shape, tasks: int, key: tuple[int, ...]) -> Drawn:
@@ -97,3 +100,27 @@ class Units:
         own = self.splits[split]
         units, order = choose(own.counts, shape if self.kind == "class" else shape._replace(ways=1), tasks, key)
         return Drawn(own.units[units], own.rows[own.starts[units][..., None] + order])
+
+
+def picker(rows: NDArray[np.int64]) -> Callable[[Part], Tensor]:
+    """Takes rows of arrays and tensors; the rows go to each device once."""
+    places: dict[torch.device, Tensor] = {}
+
+    def pick(part: Part) -> Tensor:
+        if not isinstance(part, Tensor):
+            return as_tensor(part[rows])
+        if part.device not in places:
+            where = torch.from_numpy(rows)
+            if part.is_cuda:  # pinned memory: otherwise the CPU would wait here until the GPU is idle
+                where = where.pin_memory()
+            places[part.device] = where.to(part.device, non_blocking=True)
+        return part[places[part.device]]
+
+    return pick
+
+
+def as_tensor(value: Any) -> Tensor:
+    """A tensor of an array or a number. NumPy makes float64 where nobody asked for it, so that becomes the default."""
+    tensor = torch.as_tensor(value)
+    wide = tensor.dtype == torch.float64 and not isinstance(value, Tensor)
+    return tensor.to(torch.get_default_dtype()) if wide else tensor

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 
 from gradshare.errors import UserError
-from gradshare.files import parse_json, read_bytes, record
+from gradshare.files import parse_json, read_bytes, reading, record
 from gradshare.method import SPLITS
 
 STANDARD = ("cub", "mini", "omniglot", "cifar-fs", "fc100")
@@ -58,26 +59,16 @@ def standard_split(name: str) -> Split:
 
 def read_split_file(path: Path) -> Split:
     """Read a user's split, a JSON file `{"train": [...], "val": [...], "test": [...]}`."""
-    try:
+    with reading(f"the split file {path} cannot be read"):
         content = parse_json(read_bytes(path).decode("utf-8-sig"))
-    except UserError:
-        raise
-    except OSError as error:
-        raise UserError(f"the split file {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"the split file {path} is not JSON: {error}") from None
     if not isinstance(content, dict) or not content or not set(content) <= set(SPLITS):
         raise UserError(f'the split file {path} is not of the form {{"train": [...], "val": [...], "test": [...]}}')
     split = record(Split, content, f"the split file {path}")
-    _check_disjoint(split, path)
-    return split
-
-
-def _check_disjoint(split: Split, path: Path) -> None:
     counts = Counter(spelling(name) for own in SPLITS for name in getattr(split, own))
     twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
         raise UserError(f"the split file {path} names {len(twice)} classes twice: {some(twice)}")
+    return split
 
 
 def seeded_split(classes: Collection[str], seed: int = 0) -> Split:
@@ -104,14 +95,7 @@ def spelling(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def check_same_classes(found: Collection[str], wanted: Mapping[str, str], where: str, split: str) -> None:
-    """Check that the classes found are exactly those of a standard split."""
-    if others := sorted(set(found) - set(wanted)):
-        raise UserError(f"{len(others)} classes of {where} are not in {split}: {some(others)}; import them as a folder")
-    if missing := sorted(set(wanted) - set(found)):
-        raise UserError(f"{len(missing)} of the {len(wanted)} classes of {split} are not in {where}: {some(missing)}")
-
-
-def some(names: list[str]) -> str:
+def some(names: Iterable[str]) -> str:
     """At most three names."""
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    first = list(islice(names, 4))
+    return ", ".join(first[:3]) + (", ..." if len(first) > 3 else "")

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradshare.errors import UserError, path_of
-from gradshare.files import add_checksum, parse_json, read_text, record, verify_checksum
+from gradshare.files import add_checksum, read_json, reading, record, verify_checksum, write_synced
 from gradshare.method import SPLITS
 
 VERSION = 1
@@ -107,14 +107,19 @@ class Writer:
         """Check that all images were written; returns the checksum of the file."""
         if self._missing.any():
             raise UserError(f"{self._missing.sum()} of {self._index.images} images of {self._index.name} are missing")
-        _sync(self._file)
+        self._file.flush()
+        os.fsync(self._file.fileno())
         self._file.seek(0)
         return hashlib.file_digest(self._file, "sha256").hexdigest()  # type: ignore[arg-type]  # it is a file
 
 
 @contextmanager
-def building(folder: Path, index: Index) -> Iterator[Writer]:
-    """Build a store. It appears at `folder` when the block ends, and not at all if the block raises an error."""
+def building(folder: Path, index: Index, replacing: bool = False) -> Iterator[Writer]:
+    """Build a store. It appears at `folder` when the block ends, and not at all if the block raises an error.
+
+    Args:
+        replacing: take the place of the store that may be there.
+    """
     from filelock import FileLock
 
     check_index(index)
@@ -129,7 +134,7 @@ def building(folder: Path, index: Index) -> Iterator[Writer]:
                 yield writer
                 checksum = writer.finish()
             _write_index(temporary / NEW, replace(index, images_sha256=checksum))
-            _move(temporary / NEW, folder)
+            _move(temporary / NEW, folder, replacing)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -172,23 +177,22 @@ def _write_header(file: BinaryIO, index: Index) -> None:
 
 def _write_index(folder: Path, index: Index) -> None:
     content = {"version": VERSION, **asdict(index), "classes": [astuple(entry) for entry in index.classes]}
-    with (folder / "index.json").open("w", encoding="utf-8") as file:
-        json.dump(add_checksum(content, CHECKSUM), file, ensure_ascii=False, indent=1)
-        _sync(file)
+    text = json.dumps(add_checksum(content, CHECKSUM), ensure_ascii=False, indent=1)
+    write_synced(folder / "index.json", text.encode())
 
 
-def _sync(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _move(new: Path, folder: Path) -> None:
+def _move(new: Path, folder: Path, replacing: bool) -> None:
+    old = new.with_name("old")
+    if replacing and folder.exists():
+        folder.rename(old)
     try:
         new.rename(folder)
-    except OSError:
-        if not is_store(folder):
-            raise
-        # Another process built the same store first. Builds are deterministic, so its result is ours.
+    except BaseException as error:
+        if old.exists():
+            old.rename(folder)
+        elif isinstance(error, OSError) and is_store(folder):
+            return  # another process built the same store first
+        raise
 
 
 # Reading
@@ -197,14 +201,8 @@ def _move(new: Path, folder: Path) -> None:
 def read_index(folder: Path) -> Index:
     """Read and check `index.json`."""
     path = folder / "index.json"
-    try:
-        content = parse_json(read_text(path))
-    except UserError:
-        raise
-    except FileNotFoundError:
-        raise UserError(f"{folder} is not a data set: it has no index.json") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged: {error}; import the data set again") from None
+    with reading(f"{path} cannot be read"):
+        content = read_json(path)
     if isinstance(content, dict) and content.get("version") != VERSION:
         raise UserError(f"{path} has version {content.get('version')!r}, not {VERSION}; import the data set again")
     index = record(Index, _with_class_objects(content), str(path))
@@ -229,16 +227,11 @@ def read_images(folder: Path, index: Index) -> np.memmap[Any, np.dtype[np.uint8]
     """Map the images of a store into memory; their header and their size must be those of the index."""
     path, header = folder / "images.npy", io.BytesIO()
     _write_header(header, index)
-    try:
-        if path.exists() and not path.is_file():  # a pipe would wait for ever
-            raise UserError(f"{path} is not a file")
-        with path.open("rb") as file:
-            same = file.read(header.tell()) == header.getvalue()
-            size = file.seek(0, os.SEEK_END) - header.tell()
-    except FileNotFoundError:
-        raise UserError(f"{folder} is not a data set: it has no images.npy") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    if path.exists() and not path.is_file():  # a pipe would wait for ever
+        raise UserError(f"{path} is not a file")
+    with reading(f"{path} cannot be read"), path.open("rb") as file:
+        same = file.read(header.tell()) == header.getvalue()
+        size = file.seek(0, os.SEEK_END) - header.tell()
     shape = (index.images, *index.image)
     if not same or size != index.bytes:
         raise UserError(f"{path} is damaged: it does not hold {shape} uint8, as its index says; import it again")

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from gradshare.data.dataset import Dataset as StoredImages
-from gradshare.data.drawing import PLURALS, Kind, SplitRows, Units, split_rows
+from gradshare.data.drawing import PLURALS, Kind, Part, SplitRows, Units, as_tensor, picker, split_rows
+from gradshare.data.splits import some
 from gradshare.errors import MOST_SEED, UserError, check_whole, say, short_repr
 from gradshare.method import SPLITS
 from gradshare.method.episodes import IGNORED, Episodes, Shape, TaskSource, tensors_of, whole_shape
 
 By = Literal["class", "example"]
-Part = NDArray[Any] | Tensor
 Device = torch.device | str
 MOST_OF_FREE = 0.5  # of a GPU's free memory, for a data set
 QUIET, EVERY = 2.0, 10.0  # seconds of reading labels before the first line of progress, and between lines
@@ -87,7 +87,7 @@ def tasks(
 class Tasks:
     """A source of tasks. `gs.tasks` makes one."""
 
-    _examples: _Examples
+    _examples: _Arrays | _Read
     _units: Units
 
     @property
@@ -112,10 +112,6 @@ class Tasks:
     def to(self, device: Device) -> Tasks:
         """Hold the examples on a device, and draw there. Those of a PyTorch `Dataset` stay where it reads them."""
         return Tasks(self._examples.to(device), self._units)
-
-    def check(self, split: str, shape: Shape) -> None:
-        """Raise an error, with the numbers, if the split cannot give such tasks."""
-        self._units.check(split, shape)
 
     def sample(self, split: str, shape: Shape, tasks: int, key: tuple[int, ...]) -> Episodes:
         """Draw tasks, uniformly and without replacement within each. The same arguments give the same tasks."""
@@ -147,21 +143,6 @@ def _places(rows: NDArray[np.int64], device: torch.device) -> Tensor:  # [tasks,
 # Examples
 
 
-class _Examples(Protocol):
-    """Inputs and targets, by rows."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def take(self, rows: NDArray[np.int64]) -> tuple[Any, Any]:
-        """The inputs and targets of some rows, [tasks, n] -> [tasks, n, ...]."""
-        ...
-
-    def to(self, device: Device) -> _Examples: ...
-
-
 @dataclass(frozen=True, repr=False)
 class _Arrays:
     """Examples in memory, or mapped into it."""
@@ -180,7 +161,8 @@ class _Arrays:
         return sum(part.nbytes for part in [*_parts(self.x), self.y] if part is not None)
 
     def take(self, rows: NDArray[np.int64]) -> tuple[Any, Any]:
-        pick = _picker(rows)
+        """The inputs and targets of some rows, [tasks, n] -> [tasks, n, ...]."""
+        pick = picker(rows)
         return _map(pick, self.x), None if self.y is None else pick(self.y)
 
     def to(self, device: Device) -> _Arrays:
@@ -189,7 +171,7 @@ class _Arrays:
         def moved(part: Part) -> Part:
             if isinstance(part, Tensor):
                 return part.to(place)
-            return part if place.type == "cpu" else _as_tensor(np.array(part)).to(place)  # a copy may be written to
+            return part if place.type == "cpu" else as_tensor(np.array(part)).to(place)  # a copy may be written to
 
         return _Arrays(_map(moved, self.x), None if self.y is None else moved(self.y))
 
@@ -230,35 +212,11 @@ class _Read:
             stacked = _stack([pair[number] for pair in chosen], f"each {what} of the Dataset, after its transforms,")
             return _map(lambda part: part.unflatten(0, rows.shape), stacked)
 
-        y = side(1, "target") if self.targets else None if self.y is None else _picker(rows)(self.y)
+        y = side(1, "target") if self.targets else None if self.y is None else picker(rows)(self.y)
         return side(0, "x"), y
 
     def to(self, device: Device) -> _Read:
         return self
-
-
-def _picker(rows: NDArray[np.int64]) -> Callable[[Part], Tensor]:
-    """Takes rows of arrays and tensors; the rows go to each device once."""
-    places: dict[torch.device, Tensor] = {}
-
-    def pick(part: Part) -> Tensor:
-        if not isinstance(part, Tensor):
-            return _as_tensor(part[rows])
-        if part.device not in places:
-            where = torch.from_numpy(rows)
-            if part.is_cuda:  # pinned memory: otherwise the CPU would wait here until the GPU is idle
-                where = where.pin_memory()
-            places[part.device] = where.to(part.device, non_blocking=True)
-        return part[places[part.device]]
-
-    return pick
-
-
-def _as_tensor(value: Any) -> Tensor:
-    """A tensor of an array or a number. NumPy makes float64 where nobody asked for it, so that becomes the default."""
-    tensor = torch.as_tensor(value)
-    wide = tensor.dtype == torch.float64 and not isinstance(value, Tensor)
-    return tensor.to(torch.get_default_dtype()) if wide else tensor
 
 
 def _pair(dataset: Dataset[Any], row: int) -> tuple[Any, Any]:
@@ -276,7 +234,7 @@ def _stack(values: list[Any], what: str) -> Any:
     if isinstance(first, dict):
         return {name: _stack([value[name] for value in values], what) for name in first}
     try:
-        return torch.stack([_as_tensor(value) for value in values])
+        return torch.stack([as_tensor(value) for value in values])
     except (TypeError, ValueError, RuntimeError) as error:
         found = f"{_kind(first)}: {error}"
         raise UserError(f"{what} must be a tensor, an array or a number, all of one size, not {found}") from None
@@ -301,15 +259,13 @@ def _parts(x: Any) -> list[Any]:
 # What comes in
 
 
-def _examples(x: Any, y: Any, labels_needed: bool) -> _Examples:
+def _examples(x: Any, y: Any, labels_needed: bool) -> _Arrays | _Read:
     if _is_dataset(x):
         if isinstance(x, IterableDataset) or not hasattr(x, "__len__"):
             raise UserError("a Dataset of tasks has a length and items by number; an IterableDataset does not")
         targets = None if labels_needed or y is None else _targets(y, len(x))
         return _Read(x, targets, targets=not labels_needed and y is None)
     inputs = _map(_array, x)
-    if any(isinstance(part, Tensor) and part.is_meta for part in _parts(inputs)):
-        raise UserError("x is on the device meta, where tensors have no values")
     lengths = {part.shape[0] if part.ndim else 0 for part in _parts(inputs)}
     if len(lengths) != 1 or min(lengths) < 1:
         raise UserError(f"the parts of x have the same number of examples, at least 1, not {sorted(lengths)}")
@@ -370,10 +326,8 @@ def _check_length(name: str, values: Any, examples: int) -> None:
 
 def _labels(x: Any, y: Any) -> Any:
     """The labels: as given, or those of a PyTorch `Dataset`."""
-    if y is not None:
-        return y
-    known = _known_labels(x)
-    return known if known is not None else _read_labels(x)
+    known = _known_labels(x) if y is None else y
+    return _read_labels(x) if known is None else known
 
 
 def _known_labels(dataset: Any) -> Any:
@@ -509,24 +463,16 @@ def _named(names: list[Any], splits: Mapping[str, Any], plural: str) -> list[NDA
     """The classes (or groups) that a mapping names; those that it does not name are left out."""
     if not splits or not set(splits) <= set(SPLITS):
         raise UserError(f"splits names train, val and test, not {', '.join(map(str, splits)) or 'nothing'}")
-    if text := [split for split in splits if isinstance(splits[split], str)]:
-        raise UserError(f"splits[{text[0]!r}] is a list of {plural}, not text")
-    if text := [split for split in splits if not isinstance(splits[split], Iterable)]:
-        raise UserError(f"splits[{text[0]!r}] is a list of {plural}, not {short_repr(splits[text[0]])}")
-    wanted = {split: _plain_list(splits.get(split, ())) for split in SPLITS}
-    twice = [name for name, count in Counter(chain(*wanted.values())).items() if count > 1]
+    for split, own in splits.items():
+        if isinstance(own, str) or not isinstance(own, Iterable):
+            raise UserError(f"splits[{split!r}] is a list of {plural}, not {short_repr(own)}")
+    given = [splits.get(split, ()) for split in SPLITS]
+    wanted = [own.tolist() if isinstance(own, np.ndarray | Tensor) else list(own) for own in given]
+    twice = [name for name, count in Counter(chain(*wanted)).items() if count > 1]
     if twice:
-        raise UserError(f"splits names {len(twice)} {plural} twice: {_some(twice)}")
+        raise UserError(f"splits names {len(twice)} {plural} twice: {some(map(repr, twice))}")
     places = {name: place for place, name in enumerate(names)}
-    unknown = [name for name in chain(*wanted.values()) if name not in places]
+    unknown = [name for name in chain(*wanted) if name not in places]
     if unknown:
-        raise UserError(f"splits names {len(unknown)} {plural} that no example has: {_some(unknown)}")
-    return [np.array([places[name] for name in own], dtype=np.int64) for own in wanted.values()]
-
-
-def _plain_list(names: Any) -> list[Any]:
-    return names.tolist() if isinstance(names, np.ndarray | Tensor) else list(names)
-
-
-def _some(names: list[Any]) -> str:
-    return ", ".join(repr(name) for name in names[:3]) + (", ..." if len(names) > 3 else "")
+        raise UserError(f"splits names {len(unknown)} {plural} that no example has: {some(map(repr, unknown))}")
+    return [np.array([places[name] for name in own], dtype=np.int64) for own in wanted]

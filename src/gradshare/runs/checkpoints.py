@@ -19,16 +19,13 @@ from typing import TYPE_CHECKING
 
 from gradshare.errors import DamageWarning, UserError
 from gradshare.files import (
-    NEW,
     add_checksum,
     parse_json,
     read_bytes,
     record,
     sha256,
-    sync,
     verify_checksum,
-    write_synced,
-    writing,
+    write_folder,
     written_by_newer,
 )
 from gradshare.runs.records import Progress
@@ -41,7 +38,6 @@ if TYPE_CHECKING:
 NAME = re.compile(r"epoch-(\d+)-iteration-(\d+)")
 VERSION = 1
 TRAINED = ("params/", "learned/")  # how the names of tensors begin that have gradients
-REPLACED = ".replaced"  # the end of the name of a checkpoint while another takes its place; it begins with a dot
 
 
 class Damaged(UserError):
@@ -53,34 +49,20 @@ class Newer(UserError):
 
 
 def save(folder: Path, progress: Progress, tensors: dict[str, Tensor]) -> Path:
-    """Write a checkpoint below `folder`, whole or not at all."""
+    """Write a checkpoint below `folder`, whole or not at all.
+
+    One of this moment that is there already has the same content: the run was resumed from it and went no further.
+    """
     from safetensors import torch as safetensors
 
-    final, temporary = folder / progress.name, folder / f".{progress.name}{NEW}"
+    final = folder / progress.name
+    if final.exists():
+        return final
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     content = safetensors.save(plain)
     about = add_checksum({"version": VERSION, "tensors_sha256": sha256(content), **progress.as_json()})
-    with writing(final):
-        try:
-            temporary.mkdir(parents=True)
-            write_synced(temporary / "tensors.safetensors", content)
-            write_synced(temporary / "checkpoint.json", json.dumps(about).encode())
-            sync(temporary)
-            _rename(temporary, final)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+    write_folder(final, {"tensors.safetensors": content, "checkpoint.json": json.dumps(about).encode()})
     return final
-
-
-def _rename(temporary: Path, final: Path) -> None:
-    """Give a checkpoint its name. `recover` puts an earlier one of that name back if the process is killed here."""
-    folder, replaced = final.parent, final.with_name(f".{final.name}{REPLACED}")
-    if final.exists():  # the same moment reached again after a resume
-        final.rename(replaced)
-    temporary.rename(final)
-    sync(folder)
-    sync(folder.parent)  # the folder of checkpoints may be new
-    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def load(path: Path, run: str = "") -> Checkpoint:
@@ -161,9 +143,9 @@ def listing(folder: Path) -> list[Path]:
     return sorted(found, key=_moment)
 
 
-def prune(folder: Path, best_epochs: list[int], latest: int = 2) -> None:
-    """Keep the newest checkpoints and those of the best epochs; remove the rest."""
-    for path in listing(folder)[:-latest]:
+def prune(folder: Path, best_epochs: list[int]) -> None:
+    """Keep the two newest checkpoints and those of the best epochs; remove the rest."""
+    for path in listing(folder)[:-2]:
         epoch, iteration = _moment(path)
         if iteration or epoch not in best_epochs:
             _remove(path.rename(path.with_name(f".{path.name}")))  # half removed it would look damaged
@@ -171,10 +153,6 @@ def prune(folder: Path, best_epochs: list[int], latest: int = 2) -> None:
 
 def recover(folder: Path) -> None:
     """Remove what a process that was killed while writing left behind."""
-    for path in folder.glob(f".epoch-*{REPLACED}"):
-        final = path.with_name(path.name[1 : -len(REPLACED)])
-        if not final.exists():
-            path.rename(final)
     for path in folder.glob(".epoch-*"):
         _remove(path)
 

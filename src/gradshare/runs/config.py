@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path, PurePath
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_type_hints
 
 from gradshare.errors import MOST, MOST_SEED, MOST_THREADS, UserError, check_range, short_repr
-from gradshare.files import add_checksum, verify_checksum, written_by_newer
+from gradshare.files import add_checksum, reader, verify_checksum, written_by_newer
 from gradshare.learners.fingerprint import BUILT_IN
 from gradshare.method.variants import OWN, VARIANTS, parse_inner, variant
 
@@ -173,20 +172,17 @@ LOWEST = {
 }  # of every other whole number: 1
 HIGHEST = {"seed": MOST_SEED, "threads": MOST_THREADS, "iterations": 1_000_000}  # of every other number: MOST
 ABOVE_ZERO = ("outer_lr", "inner_lr")
-WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
 def _check(name: str, kind: Any, value: Any) -> None:
     """Raise an error for a value of the wrong type, or out of range."""
-    kinds = get_args(kind) or (kind,)
-    if get_origin(kind) is Literal:
-        if value not in kinds:
-            raise UserError(f"{name} is one of {', '.join(kinds)}, not {short_repr(value)}")
-    elif type(value) not in kinds and not (type(value) is int and float in kinds):
-        raise UserError(f"{name} is {short_repr(value)}; it must be {WORDS[kinds[0]]}")
-    elif name in ABOVE_ZERO and not 0 < value < math.inf:
+    try:
+        reader(kind)(value, name)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if name in ABOVE_ZERO and value <= 0:
         raise UserError(f"{name} is {short_repr(value)}; it must be above 0")
-    elif type(value) in (int, float):
+    if type(value) in (int, float):
         check_range(name, value, 0 if name in ABOVE_ZERO else LOWEST.get(name, 1), HIGHEST.get(name, MOST))
 
 

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from gradshare.errors import UserError, printable, say, short_repr
+from gradshare.errors import UserError, has_methods, printable, say, short_repr
 from gradshare.runs.config import Training
 from gradshare.runs.divergence import saturated
 from gradshare.runs.folder import METRICS, TIMINGS, RunFolder
@@ -55,12 +55,9 @@ class Silent:
 def check_display(display: Any) -> None:
     """Raise an error for what is no display."""
     methods = ("iteration", "evaluating", "epoch")
-    if not (display is None or isinstance(display, bool)) and not all(
-        callable(getattr(display, method, None)) for method in methods
-    ):
-        raise UserError(
-            f"display is True, False, or an object with the methods {', '.join(methods)}, not {short_repr(display)}"
-        )
+    if not (display is None or isinstance(display, bool) or has_methods(display, methods)):
+        what = f"an object with the methods {', '.join(methods)}"
+        raise UserError(f"display is True, False, or {what}, not {short_repr(display)}")
 
 
 @contextmanager

@@ -1,15 +1,8 @@
 """Divergence: what happens when numbers are no longer finite, or a gate no longer decides anything.
 
-- A task's gradient counts in what tasks share only where it is finite: the memory stays finite.
-- A meta-step whose outer loss, or a gradient of it, is not finite is not taken (`meta_step`): weights, learned values,
-  Adam and the memory stay as they were. `metrics.jsonl` counts such steps of an epoch as `skipped`.
-- After `LIMIT` of them in a row the run stops. The weights are those after the last step that was taken; they are saved
-  as a checkpoint, and `diverged.json` says when it began and what was not finite. Such a run is not resumed while that
-  file is there.
-- In validation and test the predictions of a task that diverges count as they are. The loss is the mean over tasks with
-  a finite one, and `val_diverged` counts the others.
-- A gate beyond `CLOSED` or `OPEN` after an epoch is saturated: this is a finding, printed once and marked in reports.
-  The run continues.
+A meta-step that is not finite is not taken (`meta_step`). After `LIMIT` of them in a row the run stops, with the state
+before them as a checkpoint. A gate beyond `CLOSED` or `OPEN` is saturated: a finding, and the run continues.
+docs/reliability.md has all the rules.
 """
 
 from __future__ import annotations

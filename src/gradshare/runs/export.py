@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Container, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
-from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import Tensor
 
@@ -27,17 +24,15 @@ from gradshare.data.dataset import Dataset, load_dataset
 from gradshare.data.sources import terms_of
 from gradshare.data.store import data_folder
 from gradshare.engine.choose import Choice
-from gradshare.errors import UserError, check_range, path_of, printable
+from gradshare.errors import UserError, path_of, printable
 from gradshare.files import (
-    NEW,
     add_checksum,
     read_bytes,
     read_json,
+    reading,
     sha256,
-    sync,
     verify_checksum,
-    write_synced,
-    writing,
+    write_folder,
     written_by_newer,
 )
 from gradshare.learners.fingerprint import fingerprint
@@ -65,9 +60,6 @@ from gradshare.runs.records import Epoch
 from gradshare.runs.train import STATE, load_state
 
 VERSION = 1
-MOST = {"steps": 1_000, "ways": 10_000, "filters": 10_000}  # in a folder that a stranger may have made
-MOST_PIXELS = 10_000  # of a side, and channels
-HEADER = 1 << 20  # bytes for descriptions: config.json, and the names and shapes of the tensors
 MEMORY = "memory/"  # how the names of its tensors begin
 OF_THE_MACHINE = ("device", "engine", "precision", "threads")
 PIXELS = {"unit": "from 0 to 1", "imagenet": "from 0 to 1, then normalised by ImageNet's mean and standard deviation"}
@@ -167,17 +159,10 @@ class SavedRun(Evaluable):
         if self.own_learner is not None:
             return Parts(self.own_learner, source, training)
         device = self.choice.device
-        learner = self.learner(allowed, source.image if isinstance(source, Dataset) else None)
-        try:
-            check_fit(learner.init().tensors(), self.best.tensors())
-        except UserError as error:
-            if dataset is None or not isinstance(source, Dataset):
-                raise
-            size = " x ".join(map(str, source.image))
-            raise UserError(
-                f"{source.name} has images of {size} (channels, height, width), which do not fit the network of the"
-                f" run in {self.folder}: {error}"
-            ) from None
+        image = source.image if isinstance(source, Dataset) else self.dataset().image
+        learner = self.learner(allowed, image)
+        state = f"the state of the run in {self.folder}, with images of {' x '.join(map(str, image))},"
+        check_fit(learner.init().tensors(), self.best.tensors(), state)
         source = source.to(device) if isinstance(source, Dataset) else source
         return Parts(learner.to(device, self.choice.precision), source, training)
 
@@ -325,18 +310,8 @@ def write_model(
     about |= {} if learner is None else {FINGERPRINT: learner}
     config = json.dumps(add_checksum({**about, "model_sha256": sha256(content)}), indent=2) + "\n"
     readme = card.text(target.name, own=model is None)
-    temporary = target.with_name(f".{target.name}.{uuid4().hex[:12]}{NEW}")  # another process may write there too
-    with writing(folder):
-        temporary.mkdir(parents=True)
-        try:
-            write_synced(temporary / "model.safetensors", content)
-            write_synced(temporary / "config.json", config.encode())
-            write_synced(temporary / "README.md", readme.encode(errors="backslashreplace"))
-            sync(temporary)
-            temporary.rename(target)
-            sync(target.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+    texts = {"config.json": config.encode(), "README.md": readme.encode(errors="backslashreplace")}
+    write_folder(target, {"model.safetensors": content, **texts})
     return folder
 
 
@@ -389,19 +364,15 @@ def _find_model(name: str | Path) -> Path:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > HEADER:
-            raise UserError(f"{path} does not describe a model of gradshare: it has {path.stat().st_size:,} bytes")
         content = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path.parent} holds no model: it has no {path.name}") from None
     if not isinstance(content, dict) or content.get("library_name") != "gradshare":
         raise UserError(f"{path} does not describe a model of gradshare")
-    try:
+    with reading(f"{path} was changed or is damaged"):
         content = verify_checksum(content)
         version, found = content["version"], {name: content[name] for name in ("model", "model_sha256")}
         found[FINGERPRINT] = content.get(FINGERPRINT)  # older versions wrote none
-    except (ValueError, KeyError) as error:
-        raise UserError(f"{path} was changed or is damaged: {error}") from None
     if version != VERSION:
         raise UserError(f"{path} {written_by_newer('model', version, VERSION)}")
     return found
@@ -416,11 +387,8 @@ def _build(model: Any, folder: Path) -> Learner:
         )
     try:
         options = RunConfig(**model["options"])
-        channels, height, width = model["image"]
-        sizes = {name: getattr(options, name) for name in MOST}
-        for name, value in {**sizes, "channels": channels, "height": height, "width": width}.items():
-            check_range(name, value, 0 if name == "steps" else 1, MOST.get(name, MOST_PIXELS))
-        return build_learner(options, (int(channels), int(height), int(width)))
+        channels, height, width = map(int, model["image"])
+        return build_learner(options, (channels, height, width))
     except (KeyError, TypeError, ValueError) as error:  # UserError too
         path = folder / "config.json"
         raise UserError(f"{path} does not describe a model that gradshare can build: {error}") from None
@@ -428,20 +396,14 @@ def _build(model: Any, folder: Path) -> Learner:
 
 def _read_tensors(path: Path, digest: str, shapes: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a file that must hold just these."""
-    needed = sum(tensor.numel() * tensor.element_size() for tensor in shapes.values())
     try:
-        size = path.stat().st_size
-        if size > needed + HEADER:
-            raise UserError(f"{path} does not fit the learner: it has {size:,} bytes, and the learner {needed:,}")
         content = read_bytes(path)
     except FileNotFoundError:
         raise UserError(f"{path.parent} holds no model: it has no {path.name}") from None
     if sha256(content) != digest:
         raise UserError(f"{path} was changed or is damaged: it does not match its checksum")
-    try:
+    with reading(f"{path} is damaged"):
         tensors = safetensors.load(content)
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise UserError(f"{path} is damaged: {error}") from None
     for name, tensor in tensors.items():
         if name.startswith(MEMORY) and name in shapes and tensor.dtype == torch.bfloat16:
             tensors[name] = tensor.to(shapes[name].dtype)

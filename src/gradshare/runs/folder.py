@@ -29,6 +29,7 @@ from gradshare.files import (
     read_bytes,
     read_json,
     read_text,
+    reading,
     record,
     sha256,
     sync,
@@ -95,10 +96,8 @@ class RunFolder:
         path = self.path / CONFIG
         try:
             content = read_json(path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise UserError(f"{self.path} is not a run: it has no {CONFIG}") from None
-        except NotADirectoryError:
-            raise UserError(f"{self.path} is not a run: it is a file") from None
         return parse_options(content, path)
 
     def config(self) -> RunConfig | None:
@@ -275,26 +274,14 @@ class RunFolder:
                 (self.path / DONE).unlink()
         if damage and over:
             _warn(f"the run in {self.path} is damaged: {damage}; it is tested again")
-        self._warn_of_lost(best_epochs(progress.metrics))
-
-    def _warn_of_lost(self, epochs: list[int]) -> None:
-        """Name what is gone of the best epochs, best first, while it can be restored.
-
-        The test needs all of them. A finished run keeps the best one for use.
-        """
-        if self.done:
+        best = best_epochs(progress.metrics)  # the test needs all of them; a finished run keeps the first for use
+        lost = [epoch for epoch in best if not checkpoints.of_epoch(self.checkpoint_folder, epoch).exists()]
+        for epoch in best[:1] if self.done else lost:
             try:
-                self.load_epoch(epochs[0])
+                self.load_epoch(epoch)
             except UserError as error:
-                _warn(f"{error}; the result of the run stands")
-            return
-        lost = [epoch for epoch in sorted(epochs) if not checkpoints.of_epoch(self.checkpoint_folder, epoch).exists()]
-        if lost:
-            _warn(
-                f"the run in {self.path} has lost the checkpoints of some of its best epochs"
-                f" ({', '.join(map(str, lost))}): the test needs them, unless later epochs are better;"
-                " restore them from a copy"
-            )
+                meaning = "the result of the run stands" if self.done else "the test needs it, unless others are better"
+                _warn(f"{error}; {meaning}")
 
     def save(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
         """Write a checkpoint."""
@@ -357,12 +344,8 @@ def _parse_lines(path: Path, kind: type[Line], lines: list[str]) -> Iterator[Lin
     last = 0
     for number, line in enumerate(lines, 1):
         where = f"{path}, line {number},"
-        try:
+        with reading(f"{where} is damaged"):
             found = record(kind, parse_json(line), where)
-        except UserError:
-            raise
-        except ValueError as error:
-            raise UserError(f"{where} is damaged: {error}") from None
         if found.epoch <= last:
             raise UserError(f"{where} is damaged: epoch {found.epoch} comes after epoch {last}")
         last = found.epoch

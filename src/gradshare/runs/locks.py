@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -32,18 +32,18 @@ class FolderLocked(UserError):
 def locked(folder: Path) -> Iterator[None]:
     """Within the block this process alone works on `folder`, which need not exist yet; else `FolderLocked`."""
     path = lock_of(folder)
-    with tidy(path.parent):
+    with tidy(path.parent), ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            lock = _acquire(path)
+            stack.callback(_release, path, _acquire(path))
+            since = time.strftime("%Y-%m-%d %H:%M:%S")  # not in the lock file, which filelock before 4.0 may empty
+            text = f"process {os.getpid()} on {socket.gethostname()}, since {since}\n"
+            _text_file(path).write_text(text, encoding="utf-8")
         except Timeout:
             raise FolderLocked(f"{folder} is in use by {_text(path)} (lock {path})") from None
         except OSError as error:
             raise UserError(f"cannot lock {folder}: {error.strerror}: {path}") from error
-        try:
-            yield
-        finally:
-            _release(path, lock)
+        yield
 
 
 def _acquire(path: Path) -> FileLock:
@@ -52,13 +52,6 @@ def _acquire(path: Path) -> FileLock:
     while not path.exists():  # the holder before us removed it while we waited: this lock guards no name
         lock.release()
         lock.acquire(timeout=PATIENCE)
-    try:  # not in the lock file, which filelock before 4.0 empties when another process tries it
-        since = time.strftime("%Y-%m-%d %H:%M:%S")
-        text = f"process {os.getpid()} on {socket.gethostname()}, since {since}\n"
-        _text_file(path).write_text(text, encoding="utf-8")
-    except BaseException:  # such as a full disk
-        _release(path, lock)
-        raise
     return lock
 
 

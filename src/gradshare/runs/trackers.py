@@ -6,14 +6,13 @@ A tracker has the three methods of Lightning Fabric's loggers, so those can be u
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Protocol
 
-from gradshare.errors import LineWarning, UserError, say, short_repr
+from gradshare.errors import UserError, has_methods, say, short_repr
 from gradshare.runs.config import Log, flat
 from gradshare.runs.records import Epoch, Test
 from gradshare.runs.workers import Interrupted
@@ -38,19 +37,15 @@ def as_trackers(trackers: Any) -> list[Tracker]:
     """None, one tracker or several, as a list; an error for what is no tracker."""
     if trackers is None:
         return []
-    found = [trackers] if _is_tracker(trackers) or not isinstance(trackers, Iterable) else list(trackers)
+    found = [trackers] if has_methods(trackers, METHODS) or not isinstance(trackers, Iterable) else list(trackers)
     for tracker in found:
-        if not _is_tracker(tracker):
+        if not has_methods(tracker, METHODS):
             raise UserError(f"a tracker has the methods {', '.join(METHODS)}; {short_repr(tracker)} does not")
     return found
 
 
-def _is_tracker(value: Any) -> bool:
-    return not isinstance(value, type) and all(callable(getattr(value, method, None)) for method in METHODS)
-
-
 class Trackers:
-    """The trackers of a run. One that raises an error gets a warning, and is left out from then on."""
+    """The trackers of a run. One that raises an error is named on stderr, and left out from then on."""
 
     def __init__(self, trackers: Iterable[Tracker] = ()) -> None:
         self.trackers = list(trackers)
@@ -69,14 +64,8 @@ class Trackers:
                 continue
             except Exception as error:
                 self.trackers.remove(tracker)
-                _warn(f"{type(tracker).__name__}.{method} raised {type(error).__name__}, and is left out: {error}")
-
-
-def _warn(text: str) -> None:
-    try:
-        warnings.warn(" ".join(text.split()), LineWarning, stacklevel=2)
-    except LineWarning as warning:  # a filter makes errors of warnings, and no tracker may end a run
-        say(f"gradshare: {warning}", error=True)
+                reason = " ".join(f"raised {type(error).__name__}, and is left out: {error}".split())
+                say(f"gradshare: {type(tracker).__name__}.{method} {reason}", error=True)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +41,7 @@ from gradshare.learners.start import started
 from gradshare.method.episodes import Episodes, Shape, TaskSource, draw, task_key
 from gradshare.method.network import NormStatistics
 from gradshare.method.state import MetaState, check_fit
-from gradshare.runs.config import FINGERPRINT, Training, check_further_entries, identity, recorded
+from gradshare.runs.config import FINGERPRINT, TRAINING, Training, check_further_entries, identity, recorded
 from gradshare.runs.display import Display, Silent, check_display, shown
 from gradshare.runs.divergence import Diverged, Watch
 from gradshare.runs.evaluate import Evaluable, Evaluation, Parts, check_learner_and_source, evaluate, finite_mean
@@ -150,7 +150,7 @@ def train(
         group: processes, from `gs.processes()`, that share the tasks of a batch; the first one writes the folder.
         trackers: one object or several with the methods `log_hyperparams(params)`, `log_metrics(metrics, step)` and
             `finalize(status)`, as Lightning's loggers for TensorBoard, W&B and MLflow have them. They get the options,
-            and the numbers of every epoch. One that raises an error gets a warning, and the run goes on.
+            and the numbers of every epoch. One that raises an error is named on stderr, and the run goes on.
         optimiser: a function from what the outer loop learns, by name, to an optimiser of PyTorch, such as
             `lambda leaves: torch.optim.SGD(leaves.values(), lr=0.1)`. None is Adam with `outer_lr`.
         schedule: a function from the epoch, from 0, to a factor on the rates of the optimiser.
@@ -158,19 +158,8 @@ def train(
             `torch.save`. All names and shapes must fit. Only the head may differ, or be absent: then it begins as
             without `start`, and a warning says so. None: as `learner.init(seed)` has them.
         epochs: how many to train in all; None is 20, or what the run has that is resumed.
-        iterations: meta-iterations in an epoch.
-        ways, shots, queries: classes in a task; support and query examples of each class.
-        tasks: tasks in a batch (the paper's T).
-        outer_lr: rate of the outer Adam.
-        gradient_clamp: clamp the outer gradient of the network's weights to plus or minus this; 0 is off.
-        val_tasks, test_tasks: validation tasks after each epoch, test tasks at the end; 0: none. Without validation the
-            last epoch counts as the best one.
-        eval_batch: tasks evaluated at a time.
-        seed: determines the initial weights and the tasks.
-        patience: end the run when validation has not improved for so many epochs; 0: train all epochs.
-        norm_statistics: of batch norm in validation and test: `"batch"`, the query batch's (transductive), or
-            `"support"`, the support set's (inductive).
-        micro_batch, checkpoint: less memory for more time, as `gs.meta_step` has them.
+        iterations, ways, shots, queries, tasks, outer_lr, gradient_clamp, val_tasks, test_tasks, eval_batch, seed,
+            patience, norm_statistics, micro_batch, checkpoint: as `gs.Training` has them.
 
     Example:
         >>> import gradshare as gs, tempfile
@@ -180,28 +169,12 @@ def train(
         >>> len(run.metrics)
         1
     """
+    given = {name: value for name, value in locals().items() if name in TRAINING}  # before any other name is set
     check_learner_and_source(learner, dataset)
     check_display(display)
     followers = as_trackers(trackers)
     place = path_of(folder) if folder is not None else group.from_first(lambda: next_free(Path("runs")))
-    training = Training(
-        epochs=_epochs(epochs, place, resume, group),
-        iterations=iterations,
-        ways=ways,
-        shots=shots,
-        queries=queries,
-        tasks=tasks,
-        outer_lr=outer_lr,
-        gradient_clamp=gradient_clamp,
-        val_tasks=val_tasks,
-        test_tasks=test_tasks,
-        eval_batch=eval_batch,
-        seed=seed,
-        patience=patience,
-        norm_statistics=norm_statistics,
-        micro_batch=micro_batch,
-        checkpoint=checkpoint,
-    )
+    training = Training(**{**given, "epochs": _epochs(epochs, place, resume, group)})
     options = {**recorded(asdict(training)), **check_further_entries(about)}
     chosen = choose(device, engine, processes=group.size, local_processes=group.local_size).engine
     group.share(training.tasks)  # raises an error if there are more processes than tasks
@@ -262,17 +235,13 @@ class _Outer(NamedTuple):
 
 
 def _outer(optimiser: Any, schedule: Any, state: MetaState, rate: float) -> _Outer:
-    for name, value, example in (
-        ("optimiser", optimiser, "from the named leaves to an optimiser: lambda leaves: SGD(leaves.values(), lr=0.1)"),
-        ("schedule", schedule, "from an epoch to a factor on the outer rate: lambda epoch: 0.9**epoch"),
-    ):
-        if not (value is None or callable(value)):
-            raise UserError(f"{name} is a function {example}; it is {short_repr(value)}")
+    if schedule is not None and not callable(schedule):
+        raise UserError(f"schedule is a function from an epoch to a factor on the rates, not {short_repr(schedule)}")
+    if optimiser is not None and (isinstance(optimiser, type) or not callable(optimiser)):
+        example = "lambda leaves: torch.optim.SGD(leaves.values(), lr=0.1)"
+        raise UserError(f"optimiser is a function from the named leaves, {example}, not {short_repr(optimiser)}")
     if optimiser is not None and rate != Training.outer_lr:
         raise UserError("outer_lr is the rate of the built-in Adam: leave it out, your optimiser has its own")
-    if isinstance(optimiser, type):
-        name = optimiser.__name__
-        raise UserError(f"optimiser is the class {name}: give lambda leaves: {name}(leaves.values(), lr=0.1)")
     made = adam(state, rate) if optimiser is None else optimiser(state.trainable())
     check_optimiser(made, state)
     return _Outer(made, schedule)
@@ -287,34 +256,33 @@ def _recordable(chosen: str, asked: str, optimiser: torch.optim.Optimizer) -> st
     return "eager"
 
 
+@dataclass(eq=False)
 class _Run:
     """A run in progress."""
 
-    def __init__(
-        self,
-        learner: Learner,
-        dataset: TaskSource,
-        folder: RunFolder,
-        training: Training,
-        state: MetaState,
-        outer: _Outer,
-        device: torch.device,
-        engine: str,
-    ) -> None:
-        self.learner, self.dataset, self.folder, self.group = learner, dataset, folder, learner.group
-        self.training, self.state, self.device, self.engine = training, state, device, engine
-        self.outer, self.optimiser = outer, outer.optimiser
+    learner: Learner
+    dataset: TaskSource
+    folder: RunFolder
+    training: Training
+    state: MetaState
+    outer: _Outer
+    device: torch.device
+    engine: str
+    progress: Progress = field(default_factory=Progress)
+    identity: str = ""
+    started: float = 0.0
+    stepping: Learner | None = None  # the learner that `step` steps
+    step: Callable[[Episodes], Outcome] = field(init=False)
+    stop: Callable[[], bool] = lambda: False  # asked by all processes at the same moments
+    display: Display = field(default_factory=Silent)
+    trackers: Trackers = field(default_factory=Trackers)
+
+    def __post_init__(self) -> None:
+        training, self.group, self.optimiser = self.training, self.learner.group, self.outer.optimiser
         self.shape = Shape(training.ways, training.shots, training.queries)
-        self.progress, self.identity = Progress(), ""
-        self.log = torch.zeros(2, training.iterations, device=device)  # loss and accuracy of the epoch's iterations
+        self.log = torch.zeros(2, training.iterations, device=self.device)  # loss and accuracy of each iteration
         self.watch = Watch(self.log, self.state.trainable())
-        self.predict = GraphedPrediction(learner, training.norm_statistics) if engine == "graph" else None
-        self.stepping: Learner | None = None  # the learner that `step` steps
-        self.step: Callable[[Episodes], Outcome]
-        self.started = 0.0
-        self.display: Display = Silent()
-        self.trackers = Trackers()
-        self.stop: Callable[[], bool] = lambda: False  # asked by all processes at the same moments
+        self.predict = GraphedPrediction(self.learner, training.norm_statistics) if self.engine == "graph" else None
 
     def open(self, options: dict[str, Any], resume: bool | None) -> None:
         """Start the folder, or continue from its newest checkpoint."""
@@ -434,17 +402,9 @@ class _Run:
     def _record(self, validation: Evaluation | None, timing: Timing) -> None:
         """End an epoch: a checkpoint, from which the other files follow."""
         loss, accuracy = map(finite_mean, self.log)
-        line = Epoch(
-            timing.epoch,
-            train_loss=loss,
-            train_accuracy=accuracy,
-            skipped=self.watch.skipped,
-            val_loss=None if validation is None else validation.loss,
-            val_accuracy=None if validation is None else validation.accuracy,
-            val_interval=None if validation is None else validation.interval,
-            val_diverged=0 if validation is None else validation.diverged,
-            **_gates(self.state),
-        )
+        names = ("loss", "accuracy", "interval", "diverged")
+        scores = {} if validation is None else {f"val_{name}": getattr(validation, name) for name in names}
+        line = Epoch(timing.epoch, loss, accuracy, self.watch.skipped, **scores, **_gates(self.state))
         self.watch.next_epoch()
         self.progress = Progress(
             line.epoch, metrics=(*self.progress.metrics, line), timings=(*self.progress.timings, timing)
@@ -497,7 +457,7 @@ def _score(evaluation: Evaluation, epochs: list[int]) -> Score:
     return Score(evaluation.accuracy, evaluation.interval, evaluation.loss, evaluation.diverged, tuple(epochs))
 
 
-def _gates(state: MetaState) -> dict[str, tuple[float, ...] | None]:
+def _gates(state: MetaState) -> dict[str, Any]:
     """sig(m) and sig(lam) of every inner step; of conditioned sharing, also the weight of the agreement.
 
     A rule of the user's own may have learned values of these names and another shape: they are left out.

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from gradshare.errors import UserError, check_whole
 
@@ -105,7 +104,6 @@ class Options:
     split_file: Path | None = None  # for a source with `own_split`: the classes of each split
     seed: int = 0  # for a source with `own_split`, without a split file: which random split
     size: int | None = None  # pixels a side; None: 84, or 28 for omniglot
-    channels: int = 3  # or 1 for greyscale
 
 
 def terms_of(name: str) -> str:
@@ -154,7 +152,7 @@ def import_dataset(
         progress: called with (images done, images in all).
     """
     from gradshare.data.sources.importing import build
-    from gradshare.data.store import data_folder
+    from gradshare.data.store import data_folder, is_store
 
     source = SOURCES[kind]
     if not paths:
@@ -164,12 +162,12 @@ def import_dataset(
     if source.transform is None and transform is not None:
         raise UserError(f"{kind} has only one transform: leave out --transform")
     target = data_folder() / _checked_name(name or _default_name(kind, paths, transform))
-    if target.exists() and not replace:
-        raise UserError(f"{target} exists; --replace replaces it, --name gives the new data set another name")
+    if replace and target.exists() and not is_store(target):
+        raise UserError(f"{target} is not a data set, so it is not replaced")
     if size is not None:
         check_whole("size", size, SMALLEST, LARGEST)
     options = Options(transform or source.transform or "resize", split_file, seed, size)
-    return _replacing(target, lambda folder: build(kind, paths, folder, options, progress)), target
+    return build(kind, paths, target, options, progress, replace), target
 
 
 def _default_name(kind: Kind, paths: Sequence[Path], transform: Transform | None) -> str:
@@ -187,24 +185,3 @@ def _checked_name(name: str) -> str:
     if name == DOWNLOADS or name in BUILT_IN:
         raise UserError(f"the name '{name}' is reserved; choose another --name")
     return name
-
-
-def _replacing(target: Path, build: Callable[[Path], Any]) -> Any:
-    """Build a store; an old one is replaced only when the new one is complete."""
-    from gradshare.data.store import is_store
-
-    if not target.exists():
-        return build(target)
-    if not is_store(target):
-        raise UserError(f"{target} is not a data set, so it is not replaced")
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
-        new, old = Path(temporary) / target.name, Path(temporary) / f"{target.name}.old"
-        index = build(new)
-        try:
-            target.rename(old)
-            new.rename(target)
-        except BaseException:
-            if old.exists():
-                old.rename(target)
-            raise
-    return index

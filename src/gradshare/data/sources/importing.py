@@ -70,6 +70,7 @@ def build(
     folder: Path,
     options: Options = Options(),
     progress: Progress = None,
+    replacing: bool = False,
 ) -> Index:
     """Build the store `folder` from archives or folders.
 
@@ -78,33 +79,19 @@ def build(
         paths: archives or folders; none for a source that is built in. A folder of archives stands for them.
         folder: where the store will be.
         progress: called with (images done, images in all).
+        replacing: take the place of the store that may be there, once the new one is complete.
     """
-    if folder.exists():
-        raise UserError(f"{folder} exists; choose another name, or remove it first")
+    if folder.exists() and not replacing:
+        raise UserError(f"{folder} exists; --replace replaces it, --name gives the new data set another name")
     with ExitStack() as stack, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\b")  # of odd but readable images; also in the threads below
-        archives = [stack.enter_context(open_archive(path)) for path in _archives(paths)]
-        found = _finder(kind)(archives, options)
+        resolved = [each for path in paths for each in (_archives_in(path) or [path])]
+        archives = [stack.enter_context(open_archive(path)) for path in resolved]
+        found = import_module(f"{__package__}.{SOURCES[kind].module}").find(archives, options)
         source = f"{names_of(archives)}; {found.note}" if archives else found.note
         index = Index(folder.name, found.image, found.classes, found.transform, source, _checksum(archives))
         with closing(found.rows) as rows:
-            return _write(folder, index, rows, progress)
-
-
-def _finder(kind: str) -> Callable[[Archives, Options], Found]:
-    try:
-        found: Callable[[Archives, Options], Found] = import_module(f"{__package__}.{SOURCES[kind].module}").find
-    except ImportError as error:
-        raise UserError(f"{kind} needs the package {error.name}: install it") from error
-    return found
-
-
-def _archives(paths: Sequence[Path]) -> list[Path]:
-    resolved = [each for path in paths for each in (_archives_in(path) or [path])]
-    twice = [str(path) for path in resolved if resolved.count(path) > 1]
-    if twice:
-        raise UserError(f"{twice[0]} is given twice")
-    return resolved
+            return _write(folder, index, rows, progress, replacing)
 
 
 def _archives_in(path: Path) -> list[Path]:
@@ -128,12 +115,12 @@ def _checksum(archives: Archives) -> str:
     return each[0] if len(each) == 1 else hashlib.sha256("\n".join(each).encode()).hexdigest() if each else ""
 
 
-def _write(folder: Path, index: Index, rows: Rows, progress: Progress) -> Index:
+def _write(folder: Path, index: Index, rows: Rows, progress: Progress, replacing: bool) -> Index:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(folder.parent).free < index.bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        with building(folder, index) as store:
+        with building(folder, index, replacing) as store:
             for done, (row, image) in enumerate(rows, 1):
                 store.put(row, image)
                 if progress is not None and (done % PROGRESS_EVERY == 0 or done == index.images):
@@ -193,7 +180,13 @@ def by_standard(
 ) -> dict[tuple[str, str], Content]:
     """Give the classes their standard split. All of its classes must be there, and no others."""
     standard, where, of = splits.standard_split(name).by_class(), names_of(archives), f"the standard split of {name}"
-    splits.check_same_classes({each for _, each in found}, standard, where, of)
+    names = {each for _, each in found}
+    if others := sorted(names - set(standard)):
+        some = splits.some(others)
+        raise UserError(f"{len(others)} classes of {where} are not in {of}: {some}; import them as a folder")
+    if missing := sorted(set(standard) - names):
+        some = splits.some(missing)
+        raise UserError(f"{len(missing)} of the {len(standard)} classes of {of} are not in {where}: {some}")
     for split, each in found:
         if split not in ("", standard[each]):
             raise UserError(
@@ -212,9 +205,9 @@ def file_name(place: Place) -> str:
 
 def from_photos(archives: Archives, by_class: ByClass, options: Options, note: str) -> Found:
     """Image files, brought to one size."""
-    size, channels = options.size or SIZE, options.channels
-    decoder = partial(decode, transform=options.transform, size=size, channels=channels)
-    return from_files(archives, by_class, decoder, (size, size, channels), options.transform, note)
+    size = options.size or SIZE
+    decoder = partial(decode, transform=options.transform, size=size)
+    return from_files(archives, by_class, decoder, (size, size, 3), options.transform, note)
 
 
 def from_files(

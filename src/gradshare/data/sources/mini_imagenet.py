@@ -12,7 +12,6 @@ import csv
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from typing import IO, Any
@@ -41,6 +40,7 @@ from gradshare.data.sources.pixels import resize
 from gradshare.data.splits import some
 from gradshare.data.store import Image
 from gradshare.errors import UserError
+from gradshare.files import reading
 
 IMAGE = (84, 84, 3)
 NOTE = "split of Ravi & Larochelle 64/16/20"
@@ -109,10 +109,8 @@ def _by_tables(archives: Archives, tables: Mapping[str, Place]) -> ByClass:
 def _read_table(archive: Archive, member: str) -> list[tuple[str, str]]:
     """The rows of a CSV file with the header `filename,label`."""
     ((_, content),) = archive.read([member])
-    try:
+    with reading(f"{member} in {archive.name} is not a CSV file"):
         rows = list(csv.reader(content.decode("utf-8-sig").splitlines(), strict=True))
-    except (csv.Error, ValueError) as error:
-        raise UserError(f"{member} in {archive.name} is not a CSV file: {error}") from None
     if not rows or rows[0] != ["filename", "label"] or any(len(row) != 2 for row in rows if row):
         raise UserError(f"{member} in {archive.name} is not a CSV file with the columns filename,label")
     return [(row[0], row[1]) for row in rows[1:] if row]
@@ -136,7 +134,7 @@ def pickled(archive: Archive, member: str) -> dict[str, Block]:
 
 def _image_data(content: Any, member: str) -> NDArray[np.uint8]:
     found = content.get("image_data") if isinstance(content, dict) else None
-    with _errors(member, "a pickle of MiniImagenet"):
+    with reading(f"{member} is not a pickle of MiniImagenet"):
         images: NDArray[Any] = found.array() if isinstance(found, PickledArray) else np.zeros(0)
     if images.dtype != np.uint8 or images.shape[1:] != IMAGE:
         raise UserError(f"{member} does not hold image_data, uint8 [images, 84, 84, 3]")
@@ -151,7 +149,7 @@ def _class_dict(content: dict[str, Any], images: int, member: str) -> dict[str, 
     free = np.ones(images, dtype=bool)
     result: dict[str, list[int]] = {}
     for name, found in classes.items():
-        with _errors(member, "a pickle of MiniImagenet"):
+        with reading(f"{member} is not a pickle of MiniImagenet"):
             rows = found.array().tolist() if isinstance(found, PickledArray) else found
         if not isinstance(rows, list) or len(rows) > images or not all(type(row) is int for row in rows):
             raise UserError(f"class '{name}' of {member} is not a list of at most {images} rows")
@@ -183,7 +181,7 @@ def hdf5(archive: Archive, member: str) -> dict[str, Block]:
         raise UserError("reading HDF5 files needs h5py: pip install gradshare[hdf5]") from None
     stream = archive.open_stream(member)
     limit = max(MAX_SMALL, MAX_RATIO * stream.seek(0, 2))
-    with _errors(member, "an HDF5 file of MiniImagenet"):
+    with reading(f"{member} is not an HDF5 file of MiniImagenet"):
         group = h5py.File(stream, "r")["datasets"]
         blocks = {str(name): _hdf5_block(h5py, group, name, member) for name in group}
     if sum(block.images for block in blocks.values()) * math.prod(IMAGE) > limit:
@@ -203,16 +201,6 @@ def _hdf5_block(h5py: Any, group: Any, name: str, member: str) -> Block:
 
 
 def _hdf5_images(data: Any, member: str) -> Image:
-    with _errors(member, "an HDF5 file of MiniImagenet"):
+    with reading(f"{member} is not an HDF5 file of MiniImagenet"):
         images: Image = data[()]
     return images
-
-
-@contextmanager
-def _errors(member: str, what: str) -> Any:
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # h5py and our reader of pickles meet damaged files here
-        raise UserError(f"{member} is not {what}: {error}") from None

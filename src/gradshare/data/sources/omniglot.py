@@ -31,6 +31,7 @@ from gradshare.data.sources.importing import (
 from gradshare.data.sources.pixels import decode
 from gradshare.data.store import Image
 from gradshare.errors import UserError
+from gradshare.files import reading
 
 SIZE, DRAWN = 28, 105  # pixels a side: in the store by default, and as published
 ARRAYS = ("images", "names", "shape")
@@ -90,9 +91,5 @@ def _unpack(packed: NDArray[np.uint8], sides: list[int], size: int) -> Image:  #
 
 
 def _array(archive: Archive, name: str) -> NDArray[Any]:
-    try:
+    with reading(f"{name} in {archive.name} is damaged"):
         return npy.read_array(archive.open_stream(name), allow_pickle=False)
-    except UserError:
-        raise
-    except Exception as error:  # numpy raises many kinds for a damaged header
-        raise UserError(f"{name} in {archive.name} is damaged: {error}") from None

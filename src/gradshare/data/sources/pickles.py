@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from gradshare.errors import UserError
+from gradshare.files import reading
 
 LARGE = 1 << 20  # bytes of a string that stays in the file
 MAX_TUPLES = 10_000  # Python hashes nested tuples by recursion, so that a very deep one would end the process
@@ -51,13 +51,10 @@ def load_pickle(stream: IO[bytes], name: str, leave_out: bool = True) -> Pickled
         >>> load_pickle(io.BytesIO(content), "cache.pkl").content["images"].array().shape
         (2, 3)
     """
-    try:
+    with reading(f"'{name}' is not a pickle of arrays, lists, text and numbers"):
         _check_instructions(_Counted(stream))
         source = _Skimmed(stream, LARGE if leave_out else math.inf)
         return Pickled(_Unpickler(cast(IO[bytes], source), encoding="latin1").load(), source.left_out)
-    except Exception as error:  # a damaged pickle can raise anything
-        reason = (str(error) or type(error).__name__)[:200]
-        raise UserError(f"'{name}' is not a pickle of arrays, lists, text and numbers: {reason}") from None
 
 
 def _check_instructions(source: _Counted) -> None:

@@ -11,6 +11,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from gradshare.data.sources import Transform
 from gradshare.errors import UserError
+from gradshare.files import reading
 
 FORMATS = ("JPEG", "PNG", "WEBP")
 MAX_PIXELS = 25_000_000
@@ -43,13 +44,9 @@ def decode(
     """
     if not content:
         raise UserError(f"image '{name}' is an empty file")
-    try:
-        with _opened(content) as image:
-            scaled = _scaled(_opaque(_upright(image)), transform, size)
-            pixels = np.array(scaled.convert("L" if channels == 1 else "RGB"), dtype=np.uint8)
-    except Exception as error:  # Pillow raises many kinds for damaged images
-        reason = str(error) or type(error).__name__
-        raise UserError(f"image '{name}' cannot be read: {reason}") from None
+    with reading(f"image '{name}' cannot be read"), _opened(content) as image:
+        scaled = _scaled(_opaque(_upright(image)), transform, size)
+        pixels = np.array(scaled.convert("L" if channels == 1 else "RGB"), dtype=np.uint8)
     return pixels.reshape(size, size, channels)
 
 
