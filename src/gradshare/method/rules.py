@@ -162,14 +162,9 @@ def chain(*rules: Rule) -> Chain:
     return Chain(tuple(link for rule in rules for link in (rule.links if isinstance(rule, Chain) else (rule,))))
 
 
-def checked(rule: Rule) -> Rule:
-    """The same rule, whose first inner step raises an error where a link does not move every weight."""
-    return Chain(tuple(map(checked, rule.links))) if isinstance(rule, Chain) else Checked(rule)
-
-
 @dataclass(frozen=True)
-class Checked(Rule):
-    """A rule whose results are looked at in the first inner step."""
+class Wrapper(Rule):
+    """A rule around another one, whose name, learned values and memory it has."""
 
     plain: Rule
 
@@ -180,6 +175,19 @@ class Checked(Rule):
     @property
     def second_order(self) -> bool:  # type: ignore[override]
         return getattr(self.plain, "second_order", True)
+
+    def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
+        return self.plain.init(weights, steps)
+
+
+def checked(rule: Rule) -> Rule:
+    """The same rule, whose first inner step raises an error where a link does not move every weight."""
+    return Chain(tuple(map(checked, rule.links))) if isinstance(rule, Chain) else Checked(rule)
+
+
+@dataclass(frozen=True)
+class Checked(Wrapper):
+    """A rule whose results are looked at in the first inner step."""
 
     def update(self, at: InnerStep) -> Moved:
         moved = self.plain.update(at)

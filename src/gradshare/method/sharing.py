@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ class SharingRule(Rule):
 
     norm: NormScope = "global"
     name: str = field(default="sharing", init=False, repr=False)
+    learns: ClassVar[tuple[str, ...]] = ("m", "lam")  # values for each step, zeros at the start
 
     def __post_init__(self) -> None:
         if self.norm not in get_args(NormScope):
@@ -37,13 +38,20 @@ class SharingRule(Rule):
         return self.norm == "global"
 
     def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
-        return start_sharing(weights, steps, ("m", "lam"))
+        like = next(iter(weights.values()))
+        ghat = {name: weight.new_zeros((steps, *weight.shape)) for name, weight in weights.items()}
+        seen = torch.zeros((), dtype=torch.bool, device=like.device)
+        return {name: like.new_zeros(steps) for name in self.learns}, {"ghat": ghat, "seen": seen}
 
     def update(self, at: InnerStep) -> Moved:
         if at.total is None:
             return Moved(recall_shared(at, self.mixed(at, stored_mean(at))))
-        running = running_mean(at, self.fresh(at))
+        running = self.running(at)
         return Moved(self.mixed(at, running), remember=remember_shared(at, running))
+
+    def running(self, at: InnerStep) -> Weights:
+        """The running mean with this batch in it: equations 2 and 3."""
+        return running_mean(at, self.fresh(at))
 
     def fresh(self, at: InnerStep) -> Weights:
         """What this batch adds to the running mean: equation 1."""
@@ -93,9 +101,9 @@ class GradientSharing(SharingRule):
         if not isinstance(self.conditioned, bool):
             raise UserError(f"conditioned is True or False, not {self.conditioned!r}")
 
-    def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
-        names = ("m", "lam", "agreement") if self.conditioned else ("m", "lam")
-        return start_sharing(weights, steps, names)
+    @property
+    def learns(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("m", "lam", "agreement") if self.conditioned else ("m", "lam")
 
     def mixed(self, at: InnerStep, shared: Weights) -> Weights:
         gates = agreement_gates(at, self.norm) if self.conditioned else plain_gates(at)
@@ -110,14 +118,6 @@ def share_gradients(norm: NormScope = "global") -> GradientSharing:
 def share_by_agreement(norm: NormScope = "global") -> GradientSharing:
     """The same as `GradientSharing(norm, conditioned=True)`."""
     return GradientSharing(norm, conditioned=True)
-
-
-def start_sharing(weights: Weights, steps: int, names: tuple[str, ...]) -> tuple[Tree, Tree]:
-    """Learned values of these names at zero, one for each step, and an empty memory of running means."""
-    like = next(iter(weights.values()))
-    ghat = {name: weight.new_zeros((steps, *weight.shape)) for name, weight in weights.items()}
-    seen = torch.zeros((), dtype=torch.bool, device=like.device)
-    return {name: like.new_zeros(steps) for name in names}, {"ghat": ghat, "seen": seen}
 
 
 def normalised_sum(at: InnerStep, norm: NormScope) -> Weights:
@@ -221,7 +221,12 @@ def agreement(gradients: Weights, direction: Weights, norm: NormScope) -> dict[s
     unit = normalised(direction, norm)
 
     def of_one(own: Weights) -> dict[str, Tensor]:
-        parts = {name: (part * unit[name]).sum() for name, part in normalised(own, norm).items()}
-        return parts if norm == "tensor" else dict.fromkeys(parts, torch.stack(list(parts.values())).sum())
+        return inner_product(normalised(own, norm), unit, norm)
 
     return vmap(of_one)(gradients)
+
+
+def inner_product(one: Weights, other: Weights, norm: NormScope) -> dict[str, Tensor]:  # {name: []}
+    """Over all weights together, the same for each name; or over each tensor."""
+    parts = {name: (part * other[name]).sum() for name, part in one.items()}
+    return parts if norm == "tensor" else dict.fromkeys(parts, torch.stack(list(parts.values())).sum())
