@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -269,16 +269,16 @@ class VmapBackend:
         one = {name: _without_zeros(weight[:1]) for name, weight in fast.items()}
         shared = {name: _without_zeros(weight) for name, weight in shared.items()}
         n = given.mask.shape[1]
-        x = map_inputs(lambda part: part[:1], given.x)
         for padded, real in ((0, n - 1), (n - 1, 0)) if n > 1 else ():
             mask = torch.ones_like(given.mask[:1])
             mask[:, padded] = False
-            outputs = [
-                self._run(one, shared, Given(map_inputs(partial(_put, content, padded, real, n), x), mask))[0]
-                for content in (_as_it_is, _mirrored)
-            ]
+            rest = [example for example in range(n) if example != padded]
+            filled = [real if example == padded else example for example in range(n)]
+            inputs = [Given(_of_first_task(given.x, n, filled), mask)]
+            inputs.append(Given(map_inputs(partial(_mirrored, mask), inputs[0].x), mask))
             if n > 2:  # batch norm needs two examples
-                outputs.append(self._run(one, shared, Given(map_inputs(partial(_without, padded, n), x)))[0])
+                inputs.append(Given(_of_first_task(given.x, n, rest)))
+            outputs = [self._run(one, shared, each)[0] for each in inputs]
             if outputs[0].shape[:2] != mask.shape:
                 raise UserError(
                     f"the model returns {list(outputs[0].shape[1:])} for {n} examples: with a mask, its outputs start"
@@ -375,35 +375,23 @@ def _statistics(layer: str) -> tuple[str, str]:
     return f"{prefix}running_mean", f"{prefix}running_var"
 
 
-def _put(content: Callable[[Tensor], Tensor], padded: int, real: int, n: int, x: Tensor) -> Tensor:
-    """The inputs of one task, [1, n, ...], with another content of one example."""
-    if x.dim() < 2 or x.shape[1] != n:
-        return x
-    x = x.clone()
-    x[:, padded] = content(x)[:, real]
-    return x
+def _of_first_task(x: Inputs, n: int, examples: list[int]) -> Inputs:
+    """These examples of the first task, in the inputs that have n of them."""
+    return map_inputs(lambda part: part[:1, examples] if part.dim() > 1 and part.shape[1] == n else part[:1], x)
 
 
-def _without(example: int, n: int, x: Tensor) -> Tensor:
-    """The inputs of one task, [1, n, ...], without one example."""
-    if x.dim() < 2 or x.shape[1] != n:
+def _mirrored(mask: Tensor, x: Tensor) -> Tensor:
+    """The inputs of one task, with other values of the same range in the padding."""
+    if x.shape[:2] != mask.shape:
         return x
-    return torch.cat([x[:, :example], x[:, example + 1 :]], 1)
+    other = ~x if x.dtype == torch.bool else x.amin() + x.amax() - x
+    return torch.where(mask.view(*mask.shape, *(1 for _ in x.shape[2:])), x, other)
 
 
 def _without_zeros(weight: Tensor) -> Tensor:
     """Other values for elements that are zero: a head of zeros would hide what comes into it."""
     places = torch.arange(weight.numel(), device=weight.device).view(weight.shape)
     return torch.where(weight == 0, 0.05 * torch.cos(places).to(weight.dtype), weight)
-
-
-def _as_it_is(x: Tensor) -> Tensor:
-    return x
-
-
-def _mirrored(x: Tensor) -> Tensor:
-    """Other values of the same range."""
-    return ~x if x.dtype == torch.bool else x.amin() + x.amax() - x
 
 
 class _Replacing(TorchFunctionMode):

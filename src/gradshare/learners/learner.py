@@ -128,9 +128,8 @@ class Learner:
     @cached_property
     def network(self) -> Network:
         """How the module is run."""
-        any_layout = getattr(self.rule, "any_layout", False)
         how = self.precision, self._kernels, self.compiled
-        return backends.backend(self.module, self.adapted, any_layout, *how)
+        return backends.backend(self.module, self.adapted, self.rule.any_layout, *how)
 
     @cached_property
     def _kernels(self) -> bool:
@@ -392,10 +391,8 @@ class Learner:
 
     def _rule(self) -> Rule:
         """The rule in the network's layout; until it has run once, with a look at what it computes."""
-        rule, any_layout = self.rule, getattr(self.rule, "any_layout", False)
-        if "_rule_seen" not in vars(self) and not (self._kernels and any_layout):  # else by fused programs
-            rule = checked(rule)
-        return self.network.rule(rule, one_process=self.group.size == 1)
+        seen = "_rule_seen" in vars(self) or (self._kernels and self.rule.any_layout)  # the latter by fused programs
+        return self.network.rule(self.rule if seen else checked(self.rule), one_process=self.group.size == 1)
 
     def _split(self, fast: Weights) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What each task has of its own, `[tasks, *shape]`, and what all tasks have in common, `[*shape]`."""

@@ -70,7 +70,6 @@ class _Parts:
         self.learned = sources.cut(self.network.pack(state.learned))
         self.memory = self.network.pack(state.memory)
         self.rule = learner._rule()
-        self.second_order = getattr(self.rule, "second_order", True)
         self.total: Total = sum_of_tasks if learner.group.size == 1 else learner.group.sum_tasks
 
     def run(self, batch: int) -> Outcome:
@@ -159,7 +158,7 @@ class _Parts:
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """From derivatives with respect to what a step left, to those with respect to what it found."""
         fast = _leaves(step.before)
-        gradients = _leaves(step.gradients) if self.second_order else step.gradients
+        gradients = _leaves(step.gradients) if self.rule.second_order else step.gradients
         carry = _leaf_tree(step.carry)
         moved = self._update(gradients, fast, carry, k)
         after = [fast[name] - moved.direction[name] for name in adjoint]
