@@ -265,32 +265,6 @@ class _MaxPool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
-        return _Scatter.apply(g, ctx.shape, *ctx.saved_tensors)
-
-
-class _Scatter(torch.autograd.Function):
-    """Writes pooled values back to the places of the largest elements; zero elsewhere."""
-
-    @staticmethod
-    def forward(ctx: Any, g: Tensor, shape: torch.Size, places: Tensor) -> Tensor:
-        ctx.save_for_backward(places)
-        like = g.new_empty(()).expand(shape)  # only its shape is used
+        (places,) = ctx.saved_tensors
+        like = g.new_empty(()).expand(ctx.shape)  # only its shape is used
         return aten.max_pool2d_with_indices_backward(g.contiguous(), like, *WINDOW, places)
-
-    @staticmethod
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-        return _Gather.apply(v, *ctx.saved_tensors), None, None
-
-
-class _Gather(torch.autograd.Function):
-    """Reads the places of the largest elements."""
-
-    @staticmethod
-    def forward(ctx: Any, v: Tensor, places: Tensor) -> Tensor:
-        ctx.save_for_backward(places)
-        ctx.shape = v.shape
-        return v.flatten(2).gather(2, places.flatten(2)).view_as(places)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return _Scatter.apply(g, ctx.shape, *ctx.saved_tensors), None
