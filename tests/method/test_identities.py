@@ -126,14 +126,3 @@ def test_tiny_and_huge_gradients_are_normalised(size: float) -> None:
     learned, memory = rule.init({name: value[0] for name, value in gradients.items()}, 1)
     _, ghat = together(rule, gradients, learned, memory, 0)
     torch.testing.assert_close(torch.cat([ghat["a"], ghat["b"]]), torch.tensor([0.6, 0.8], dtype=torch.float64))
-
-
-@every_algorithm
-def test_inference_mode_gives_the_same_weights(algorithm: Any) -> None:
-    learner, episodes = algorithm(net(), steps=2, sharing=gs.GradientSharing()), tasks()
-    state = learner.init()
-    with torch.no_grad():
-        expected = learner.predict(learner.adapt(state, episodes.support_x, episodes.support_y), episodes.query_x)
-    with torch.inference_mode():
-        fast = learner.adapt(state, episodes.support_x * 1, episodes.support_y)
-        assert torch.equal(learner.predict(fast, episodes.query_x * 1), expected)

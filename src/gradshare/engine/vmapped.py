@@ -12,7 +12,7 @@ import inspect
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -134,9 +134,6 @@ class VmapBackend:
         self._functions: dict[Any, Any] = {**FUNCTIONS, **FIXED_NORMS} if fixed_norms else FUNCTIONS
         self._promotes = False  # whether activations may have another type than weights
         self._tied = _tied(module)
-        self._spread: dict[
-            int | frozenset[str], bool
-        ] = {}  # whether so many, or such, inputs are the model's arguments
         self._has_run = self._keeps_apart = False  # what needs to be looked at once alone
 
     def start(self, params: Mapping[str, Tensor]) -> Weights:
@@ -232,19 +229,20 @@ class VmapBackend:
                 raise UserError(_writes(name))
         return outputs, statistics
 
+    @cached_property
+    def _signature(self) -> inspect.Signature:
+        return inspect.signature(self.module.forward)
+
     def _arguments(self, x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and named arguments of the model."""
+        """Positional and named arguments of the model; one argument where it cannot take several inputs so."""
         if isinstance(x, Tensor):
             return (x,), {}
-        spread: tuple[tuple[Any, ...], dict[str, Any]] = ((), x) if isinstance(x, dict) else (x, {})
-        form = frozenset(x) if isinstance(x, dict) else len(x)
-        if form not in self._spread:
-            try:
-                inspect.signature(self.module.forward).bind(*spread[0], **spread[1])
-                self._spread[form] = True
-            except TypeError:
-                self._spread[form] = False
-        return spread if self._spread[form] else ((x,), {})
+        args, named = ((), x) if isinstance(x, dict) else (x, {})
+        try:
+            self._signature.bind(*args, **named)
+        except TypeError:
+            return (x,), {}
+        return args, named
 
     @contextmanager
     def _noticing(self) -> Iterator[None]:

@@ -204,9 +204,8 @@ class GraphedPrediction:
     def __init__(self, learner: Learner, norm_statistics: NormStatistics = "batch") -> None:
         self._learner, self._norm_statistics = learner, norm_statistics
         self._state: MetaState | None = None
-        self._graphs: dict[
-            Any, tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]
-        ] = {}  # by the batch's shapes and types
+        # by the batch's shapes and types
+        self._graphs: dict[Any, tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]] = {}
 
     @torch.no_grad()
     def __call__(self, state: MetaState, episodes: Episodes) -> Tensor:  # [tasks, n, ways]
