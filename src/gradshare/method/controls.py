@@ -6,7 +6,7 @@ Each control keeps one part of the method and leaves the rest out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -18,7 +18,7 @@ from gradshare.method.sharing import SharingRule, recall_shared, remember_shared
 class GateOnly(Rule):
     """D[t] = (1 - sig(lam_k)) G[t]: a learned step for each inner step, nothing shared."""
 
-    name: str = field(default="sharing", init=False, repr=False)
+    name = "sharing"
     any_layout = True
 
     def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
@@ -33,7 +33,7 @@ class GateOnly(Rule):
 class TensorGates(Rule):
     """D[t] = (1 - sig(gates_{k,n})) G[t] for weight tensor n: a learned step for each tensor and inner step."""
 
-    name: str = field(default="sharing", init=False, repr=False)
+    name = "sharing"
     any_layout = True
 
     def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:

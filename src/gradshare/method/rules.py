@@ -126,7 +126,7 @@ class Chain(Rule):
     """Rules one after the other. Each keeps its learned values, memory and carry under its own name."""
 
     links: tuple[Rule, ...]
-    name: str = field(default="chain", init=False, repr=False)
+    name = "chain"
 
     def __post_init__(self) -> None:
         names = [link.name for link in self.links]
@@ -241,7 +241,7 @@ def sum_of_tasks(gradients: Weights) -> Weights:
 class StopGradient(Rule):
     """First order: treat the gradients as constants (Finn et al., 2017, section 5.2). The first link of a chain."""
 
-    name: str = field(default="stop_gradient", init=False, repr=False)
+    name = "stop_gradient"
     any_layout = True
     second_order = False
 
@@ -254,7 +254,7 @@ class Scale(Rule):
     """One fixed rate for everything: MAML."""
 
     rate: float
-    name: str = field(default="scale", init=False, repr=False)
+    name = "scale"
     any_layout = True
 
     def update(self, at: InnerStep) -> Moved:
@@ -266,7 +266,7 @@ class RatePerElement(Rule):
     """A learned rate for every element of every weight, all starting at `rate`: Meta-SGD."""
 
     rate: float
-    name: str = field(default="rates", init=False, repr=False)
+    name = "rates"
     any_layout = True
 
     def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
@@ -281,7 +281,7 @@ class RatePerTensorAndStep(Rule):
     """A learned rate for every weight tensor and inner step, all starting at `rate`: MAML++."""
 
     rate: float
-    name: str = field(default="rates", init=False, repr=False)
+    name = "rates"
     any_layout = True
 
     def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:

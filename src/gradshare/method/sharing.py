@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -26,7 +26,7 @@ class SharingRule(Rule):
     """
 
     norm: NormScope = "global"
-    name: str = field(default="sharing", init=False, repr=False)
+    name = "sharing"
     learns: ClassVar[tuple[str, ...]] = ("m", "lam")  # values for each step, zeros at the start
 
     def __post_init__(self) -> None:
