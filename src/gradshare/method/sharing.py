@@ -51,7 +51,11 @@ class SharingRule(Rule):
 
     def running(self, at: InnerStep) -> Weights:
         """The running mean with this batch in it: equations 2 and 3."""
-        return running_mean(at, self.fresh(at))
+        keep_new, before = torch.sigmoid(at.now(at.learned["m"])), stored_mean(at)
+        return {
+            name: torch.where(at.memory["seen"], keep_new * g + (1 - keep_new) * before[name], g)
+            for name, g in self.fresh(at).items()
+        }
 
     def fresh(self, at: InnerStep) -> Weights:
         """What this batch adds to the running mean: equation 1."""
@@ -124,16 +128,6 @@ def normalised_sum(at: InnerStep, norm: NormScope) -> Weights:
     """Equation 1."""
     assert at.total is not None
     return normalised(at.total(finite_part(at.gradients)), norm)
-
-
-def running_mean(at: InnerStep, fresh: Weights) -> Weights:
-    """Equations 2 and 3."""
-    keep_new = torch.sigmoid(at.now(at.learned["m"]))
-    before = stored_mean(at)
-    return {
-        name: torch.where(at.memory["seen"], keep_new * g + (1 - keep_new) * before[name], g)
-        for name, g in fresh.items()
-    }
 
 
 def mix(gradients: Weights, shared: Weights, gates: Weights) -> Weights:
