@@ -134,7 +134,7 @@ def test_patches_by_default(image: tuple[int, int, int], patch: int) -> None:
     ("make", "message"),
     [
         (lambda: gs.ResNet12(image=(3, 8, 8)), "ResNet12 needs images of at least 16x16"),
-        (lambda: gs.Conv4(image=(3, 84)), "channels, height, width"),  # type: ignore[arg-type]
+        (lambda: gs.Conv4(image=(1, 15, 28)), "Conv4 needs images of at least 16x16 pixels, not 15x28"),
         (lambda: gs.ResNet12(widths=(64, 128)), "four blocks"),  # type: ignore[arg-type]
         (lambda: gs.ResNet12(widths=(64, 0, 64, 64)), r"widths\[1\] is 0"),
         (lambda: gs.ViT(patch=5), "patch is 5, which does not divide both sides of an image of 84x84"),

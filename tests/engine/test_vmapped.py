@@ -55,25 +55,6 @@ def test_hidden_randomness_is_an_error(kind: str) -> None:
         learner.outer_loss(learner.init(), episodes())
 
 
-def test_a_users_module_is_not_changed() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    learner = gs.maml(model, steps=2)
-    learner.outer_loss(learner.init(), episodes())
-    assert model[1].track_running_stats and model.state_dict().keys() == before.keys()
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_batch_norm_uses_the_batch_even_in_eval_mode() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
-    part = episodes()
-    training = gs.maml(model)
-    with pytest.warns(UserWarning, match="has no effect on batch norm"):
-        evaluating = gs.maml(model.eval())
-    expected = training.outer_loss(training.init(), part).loss
-    assert torch.equal(expected, evaluating.outer_loss(evaluating.init(), part).loss)
-
-
 def test_alpha_dropout_is_off_by_default() -> None:
     class Alpha(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:

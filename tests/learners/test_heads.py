@@ -377,8 +377,6 @@ def test_a_head_that_is_partly_fixed_cannot_start_at_zero() -> None:
     [
         ([], "adapt is empty"),
         (3, "not 3"),
-        (["norms"], "is batch norm: name its weights in full"),
-        (["nothing"], "the model has convs.0"),
     ],
 )
 def test_a_choice_that_chooses_nothing(adapt: Any, message: str) -> None:

@@ -187,6 +187,15 @@ def test_a_head_of_zeros_hides_nothing() -> None:
         learner.outer_loss(learner.init(), episodes)
 
 
+@pytest.mark.parametrize("n", [2, 5])
+def test_one_real_example_hides_nothing(n: int) -> None:
+    """All of the first task's examples are then the same one."""
+    x, y = torch.randn(2, n, 4, dtype=torch.float64), torch.zeros(2, n, dtype=torch.long)
+    learner, first = gs.maml(MixesByAttention().double()), torch.arange(n) < torch.tensor([[1], [n]])
+    with pytest.raises(gs.UserError, match="the model mixes the examples of a task"):
+        learner.outer_loss(learner.init(), gs.Episodes(x, y, x, y, first, first))
+
+
 def test_batch_norm_over_something_else_is_an_error() -> None:
     learner, (episodes, _) = gs.maml(OverPlaces().double()), masked(VECTORS)
     with pytest.raises(gs.UserError, match=r"batch norm sees a tensor \[12, 2\] where a task has 6 examples"):

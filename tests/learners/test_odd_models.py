@@ -37,6 +37,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize("change, reason", [
     (lambda y: None, "the model returns None; it must return one tensor"),
     (lambda y: [y], "the model returns a list; it must return one tensor"),
+    (lambda y: {"logits": y, "more": y}, "the model returns a dict; it must return one tensor"),
     (lambda y: torch.from_numpy(y.detach().numpy()), "an operation that cannot run for many tasks at once"),
     (lambda y: y * random.random(), "random numbers with Python's module random"),
     (lambda y: y * np.random.rand(), r"random numbers with Python's module numpy\.random"),

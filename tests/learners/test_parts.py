@@ -14,7 +14,6 @@ from gradshare.learners.parts import gradients_in_parts
 from gradshare.method.rules import NOTHING
 from gradshare.method.variants import VARIANTS, first_link
 from tests.support.learners import ALGORITHMS, randomised, tasks
-from tests.support.rules import with_momentum
 
 
 def net() -> nn.Module:
@@ -86,7 +85,7 @@ def test_other_starts_and_outer_gradients(make: Any) -> None:
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 5])
 def test_any_number_of_steps_and_any_part(steps: int) -> None:
     """With a carry, a query loss after each step, values for each step, and learned rates."""
-    learner = gs.maml_plus_plus(net(), steps=steps, sharing=with_momentum())
+    learner = gs.maml_plus_plus(net(), steps=steps, sharing=gs.GradientSharing(), inner=gs.momentum(0.9))
     assert_same_as_whole(learner, tasks(5), *((1, 2, 3, 4, 5, 7) if steps == 3 else (2,)))
 
 

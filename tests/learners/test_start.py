@@ -102,10 +102,12 @@ class Runs:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda w: w.pop("convs.1.bias"), r"start does not fit Conv4: it lacks convs.1.bias$"),
-        (lambda w: w.update(fc=torch.ones(1)), r"it has fc, which the model lacks$"),
-        (lambda w: w.update({"convs.0.weight": torch.ones(2)}), r"convs.0.weight is \[2\], not \[3, 1, 3, 3\]$"),
-        (lambda w: [w.pop(f"convs.{i}.{k}") for i in range(3) for k in ("weight", "bias")], "and 2 more"),
+        (lambda w: w.pop("convs.1.bias"), r"start does not fit Conv4: Missing key.*\"convs.1.bias\"\.$"),
+        (lambda w: w.update(fc=torch.ones(1)), r"Unexpected key.*\"fc\"\.$"),
+        (
+            lambda w: w.update({"convs.0.weight": torch.ones(2)}),
+            r"size mismatch for convs.0.weight.*\[2\].*\[3, 1, 3, 3\]\)\.$",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(change: Any, message: str, weights: dict[str, Tensor]) -> None:
@@ -162,6 +164,16 @@ def test_what_is_not_trained_must_be_the_models_own() -> None:
     begun.first.bias += 1
     with pytest.raises(gs.UserError, match=r"first\.bias"):
         started(learner, begun.state_dict())
+
+
+def test_a_weight_with_two_names() -> None:
+    class Tied(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2))
+            self[1].weight = self[0].weight
+
+    begun = Tied()
+    assert torch.equal(started(gs.maml(Tied()), begun.state_dict()).init().params["0.weight"], begun[0].weight)
 
 
 def test_a_run_begins_there_and_is_resumed_without_the_file(

@@ -18,6 +18,7 @@ from tests.support.cases import (
     BODY,
     CONDITIONED,
     CONTROLS,
+    FURTHER,
     MATRIX,
     OTHER_WAYS,
     SHARING,
@@ -275,7 +276,7 @@ def test_meta_gradient_of_conditioned_sharing_equals_finite_differences(algorith
 # What is not touched, and what must not break
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, *FURTHER])
 def test_users_module_state_and_episodes_are_not_written(algorithm: str) -> None:
     case = build(RELU_NORM, algorithm, "global")
     state = randomised(case.learner.init(seed=None))
@@ -315,7 +316,7 @@ def test_batch_norm_of_a_single_value_is_refused() -> None:
         case.learner.outer_loss(case.learner.init(seed=None), one)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, *FURTHER])
 def test_adapting_without_a_graph_gives_the_same(algorithm: str) -> None:
     case = build(CONV4, algorithm, "global")
     state, tasks = randomised(case.learner.init(seed=None)), CONV4.tasks(2)

@@ -191,16 +191,6 @@ def test_a_task_without_gradient_among_others_gives_no_nan(algorithm: Any, norm:
     assert out.losses.isfinite().all() and all(value.isfinite().all() for value in found.values())
 
 
-@every_algorithm
-def test_tasks_under_test_do_not_see_each_other(algorithm: Any) -> None:
-    learner = algorithm(net(), steps=3, sharing=gs.GradientSharing(conditioned=True))
-    state, episodes = seen(learner, learner.init(), agreement=0.5), tasks()
-    together = learner.adapt(state, episodes.support_x, episodes.support_y)
-    alone = learner.adapt(state, episodes.support_x[:1], episodes.support_y[:1])
-    for name, weights in alone.items():
-        torch.testing.assert_close(together[name][:1], weights, rtol=1e-11, atol=1e-14)
-
-
 def test_what_is_neither_true_nor_false_is_refused() -> None:
     with pytest.raises(gs.UserError, match="conditioned is True or False, not 'lam'"):
         gs.GradientSharing(conditioned="lam")  # type: ignore[arg-type]

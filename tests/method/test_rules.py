@@ -12,7 +12,6 @@ from torch import nn
 import gradshare as gs
 from gradshare.method.rules import NOTHING, InnerRule, InnerStep, Moved, Rule, stack_memory
 from gradshare.method.variants import ROWS, first_link, variant
-from tests.support.rules import Momentum, with_momentum
 
 OURS: list[Any] = [
     *(first_link(row.name, norm) for row in ROWS if row.rule for norm in ("global", "tensor")),
@@ -21,8 +20,6 @@ OURS: list[Any] = [
     gs.rate_per_element(0.1),
     gs.rate_per_tensor_and_step(0.1),
     gs.chain(gs.GradientSharing(), gs.rate_per_element(0.1)),
-    Momentum(),
-    with_momentum(),
 ]
 
 
@@ -124,33 +121,6 @@ def test_memory_stacks_rows_and_keeps_what_was_not_remembered() -> None:
 def test_a_value_per_step_stays_at_its_last_row() -> None:
     values = torch.tensor([1.0, 2.0])
     assert [InnerStep({}, {}, k=k).now(values).item() for k in range(4)] == [1, 2, 2, 2]
-
-
-def test_momentum_is_that_of_torch() -> None:
-    torch.manual_seed(0)
-    model = nn.Linear(3, 1).double()
-    x, y = torch.randn(2, 4, 3).double(), torch.randn(2, 4, 1).double()
-    learner = gs.maml(model, inner_lr=0.1, steps=4, sharing=Momentum(0.8), loss="mse")
-    fast = learner.adapt(learner.init(), x, y)
-    for task in range(2):
-        copy = nn.Linear(3, 1).double()
-        copy.load_state_dict(model.state_dict())
-        optimiser = torch.optim.SGD(copy.parameters(), lr=0.1, momentum=0.8)
-        for _ in range(4):
-            optimiser.zero_grad()
-            nn.functional.mse_loss(copy(x[task]), y[task]).backward()
-            optimiser.step()
-        for name, weight in copy.named_parameters():
-            torch.testing.assert_close(fast[name][task], weight.detach(), rtol=1e-12, atol=1e-14)
-
-
-def test_momentum_of_zero_is_the_original() -> None:
-    torch.manual_seed(0)
-    model = nn.Linear(3, 2).double()
-    x, y = torch.randn(2, 4, 3).double(), torch.tensor([[0, 1, 0, 1]] * 2)
-    plain, none = gs.maml(model), gs.maml(model, sharing=Momentum(0.0))
-    losses = [learner.outer_loss(learner.init(), gs.Episodes(x, y, x, y)).loss for learner in (plain, none)]
-    assert torch.equal(*losses)
 
 
 def test_names_rules_and_classes_make_the_same_learner() -> None:

@@ -75,7 +75,7 @@ SHARING = {
 }
 CONTROLS = [name for name in SHARING if "only" in name]
 BODY = [name for name in SHARING if name.startswith(("body", "equivariant"))]
-OTHER_WAYS = [name for name in list(SHARING)[10:] if name not in BODY]
+OTHER_WAYS = [name for name in list(SHARING)[10:] if name not in (*CONTROLS, *BODY)]
 CONDITIONED = [name for name in SHARING if "conditioned" in name]
 MATRIX = {"conv4": (CONV4, False), "batch norm net, adapted": (RELU_NORM, True), "regression": (REGRESSION, False)}
 

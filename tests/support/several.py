@@ -28,7 +28,6 @@ from gradshare.runs import checkpoints
 from gradshare.runs.evaluate import evaluate
 from gradshare.runs.torchrun import ends_at_once
 from gradshare.runs.workers import Interrupted
-from tests.support.rules import with_momentum
 
 ALGORITHMS: dict[str, Callable[..., gs.Learner]] = {
     "maml": gs.maml,
@@ -59,7 +58,7 @@ SHARING: dict[str, Any] = {
     "memory only, tensor": gs.MemoryOnly("tensor"),
     "conditioned, global": gs.GradientSharing("global", conditioned=True),
     "conditioned, tensor": gs.GradientSharing("tensor", conditioned=True),
-    "sharing, then momentum": with_momentum(),
+    "sharing, then momentum": gs.chain(gs.GradientSharing(), gs.momentum(0.9)),
     **{arm: first_link(arm, "tensor") for arm in ("shared-tensor-gates", "additive", "mean-length", "length-keeping")},
     **{arm: first_link(arm) for arm in ("tensor-gates", "retrieval", "not-first", "not-last")},
 }

@@ -113,89 +113,50 @@ class _Conv(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, w = ctx.saved_tensors
         to_x, to_w, to_b, _ = ctx.needs_input_grad
-        images = filters = None
-        if to_x and to_w:
-            images, filters = _BothGradients.apply(g, x, w, ctx.geometry)
-        elif to_x:
-            images = _ImagesGradient.apply(g, w, x.detach(), ctx.geometry)
-        elif to_w:
-            filters = _FiltersGradient.apply(g, x, w.detach(), ctx.geometry)
+        x, w = ctx.saved_tensors
+        images, filters = _gradients(g, x, w, ctx.geometry, to_x, to_w)
         return images, filters, g.sum((0, *range(2, g.dim()))) if to_b else None, None
 
 
-class _BothGradients(torch.autograd.Function):
+def _gradients(
+    g: Tensor, x: Tensor, w: Tensor, geometry: Maps, to_x: bool, to_w: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients with respect to images and filters, as far as they are wanted; differentiable to any order."""
+    if not (to_x or to_w):
+        return None, None
+    # Without the gradient with respect to the other factor, just the shape of a factor is used.
+    return _Gradients.apply(g, x if to_w else x.detach(), w if to_x else w.detach(), geometry, to_x, to_w)
+
+
+class _Gradients(torch.autograd.Function):
     """Both gradients in one call of PyTorch's kernel, because most callers need both."""
 
     @staticmethod
-    def forward(ctx: Any, g: Tensor, x: Tensor, w: Tensor, geometry: Maps) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, g: Tensor, x: Tensor, w: Tensor, geometry: Maps, to_x: bool, to_w: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
         ctx.save_for_backward(g, x, w)
         ctx.geometry = geometry
         ctx.set_materialize_grads(False)
-        return geometry.gradients(g, x, w, True, True)
+        images, filters = geometry.gradients(g, x, w, to_x, to_w)
+        return images if to_x else None, filters if to_w else None
 
     @staticmethod
     def backward(ctx: Any, v: Tensor | None, u: Tensor | None) -> tuple[Tensor | None, ...]:
         g, x, w = ctx.saved_tensors
-        from_v: tuple[Tensor | None, ...] = (None, None)
-        from_u: tuple[Tensor | None, ...] = (None, None)
-        to_g, to_x, to_w, _ = ctx.needs_input_grad
+        to_g, to_x, to_w, *_ = ctx.needs_input_grad
+        of_g: list[Tensor] = []  # what the two contribute to the derivative with respect to g
+        of_x = of_w = None
         if v is not None:
-            from_v = _derivative_of_images(v, g, w, ctx.geometry, to_g, to_w)
+            of_g += [_Conv.apply(v, w, None, ctx.geometry)] if to_g else []
+            _, of_w = _gradients(g, v, w, ctx.geometry, False, to_w)
         if u is not None:
-            from_u = _derivative_of_filters(u, g, x, ctx.geometry, to_g, to_x)
-        both = from_v[0] + from_u[0] if from_v[0] is not None and from_u[0] is not None else None
-        one = from_v[0] if from_u[0] is None else from_u[0]
-        return one if both is None else both, from_u[1], from_v[1], None
-
-
-def _derivative_of_images(
-    v: Tensor, g: Tensor, w: Tensor, geometry: Maps, to_g: bool, to_w: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    return (
-        _Conv.apply(v, w, None, geometry) if to_g else None,
-        _FiltersGradient.apply(g, v, w.detach(), geometry) if to_w else None,
-    )
-
-
-def _derivative_of_filters(
-    v: Tensor, g: Tensor, x: Tensor, geometry: Maps, to_g: bool, to_x: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
-        v = v.contiguous(memory_format=torch.channels_last)  # once here, or each of the two calls below would convert
-    return (
-        _Conv.apply(x, v, None, geometry) if to_g else None,
-        _ImagesGradient.apply(g, v, x.detach(), geometry) if to_x else None,
-    )
-
-
-class _ImagesGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, g: Tensor, w: Tensor, x: Tensor, geometry: Maps) -> Tensor:  # only x's shape is used
-        ctx.save_for_backward(g, w)
-        ctx.geometry = geometry
-        return geometry.gradients(g, x, w, True, False)[0]
-
-    @staticmethod
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-        g, w = ctx.saved_tensors
-        to_g, to_w, _, _ = ctx.needs_input_grad
-        return *_derivative_of_images(v, g, w, ctx.geometry, to_g, to_w), None, None
-
-
-class _FiltersGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, g: Tensor, x: Tensor, w: Tensor, geometry: Maps) -> Tensor:  # only w's shape is used
-        ctx.save_for_backward(g, x)
-        ctx.geometry = geometry
-        return geometry.gradients(g, x, w, False, True)[1]
-
-    @staticmethod
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-        g, x = ctx.saved_tensors
-        to_g, to_x, _, _ = ctx.needs_input_grad
-        return *_derivative_of_filters(v, g, x, ctx.geometry, to_g, to_x), None, None
+            if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+                u = u.contiguous(memory_format=torch.channels_last)  # once, or each of the two calls would convert
+            of_g += [_Conv.apply(x, u, None, ctx.geometry)] if to_g else []
+            of_x, _ = _gradients(g, x, u, ctx.geometry, to_x, False)
+        return sum(of_g[1:], of_g[0]) if of_g else None, of_x, of_w, None, None, None
 
 
 def batch_norm(
@@ -304,32 +265,6 @@ class _MaxPool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
-        return _Scatter.apply(g, ctx.shape, *ctx.saved_tensors)
-
-
-class _Scatter(torch.autograd.Function):
-    """Writes pooled values back to the places of the largest elements; zero elsewhere."""
-
-    @staticmethod
-    def forward(ctx: Any, g: Tensor, shape: torch.Size, places: Tensor) -> Tensor:
-        ctx.save_for_backward(places)
-        like = g.new_empty(()).expand(shape)  # only its shape is used
+        (places,) = ctx.saved_tensors
+        like = g.new_empty(()).expand(ctx.shape)  # only its shape is used
         return aten.max_pool2d_with_indices_backward(g.contiguous(), like, *WINDOW, places)
-
-    @staticmethod
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-        return _Gather.apply(v, *ctx.saved_tensors), None, None
-
-
-class _Gather(torch.autograd.Function):
-    """Reads the places of the largest elements."""
-
-    @staticmethod
-    def forward(ctx: Any, v: Tensor, places: Tensor) -> Tensor:
-        ctx.save_for_backward(places)
-        ctx.shape = v.shape
-        return v.flatten(2).gather(2, places.flatten(2)).view_as(places)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return _Scatter.apply(g, ctx.shape, *ctx.saved_tensors), None

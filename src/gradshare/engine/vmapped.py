@@ -10,9 +10,9 @@ from __future__ import annotations
 import copy
 import inspect
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -134,9 +134,6 @@ class VmapBackend:
         self._functions: dict[Any, Any] = {**FUNCTIONS, **FIXED_NORMS} if fixed_norms else FUNCTIONS
         self._promotes = False  # whether activations may have another type than weights
         self._tied = _tied(module)
-        self._spread: dict[
-            int | frozenset[str], bool
-        ] = {}  # whether so many, or such, inputs are the model's arguments
         self._has_run = self._keeps_apart = False  # what needs to be looked at once alone
 
     def start(self, params: Mapping[str, Tensor]) -> Weights:
@@ -232,19 +229,20 @@ class VmapBackend:
                 raise UserError(_writes(name))
         return outputs, statistics
 
+    @cached_property
+    def _signature(self) -> inspect.Signature:
+        return inspect.signature(self.module.forward)
+
     def _arguments(self, x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and named arguments of the model."""
+        """Positional and named arguments of the model; one argument where it cannot take several inputs so."""
         if isinstance(x, Tensor):
             return (x,), {}
-        spread: tuple[tuple[Any, ...], dict[str, Any]] = ((), x) if isinstance(x, dict) else (x, {})
-        form = frozenset(x) if isinstance(x, dict) else len(x)
-        if form not in self._spread:
-            try:
-                inspect.signature(self.module.forward).bind(*spread[0], **spread[1])
-                self._spread[form] = True
-            except TypeError:
-                self._spread[form] = False
-        return spread if self._spread[form] else ((x,), {})
+        args, named = ((), x) if isinstance(x, dict) else (x, {})
+        try:
+            self._signature.bind(*args, **named)
+        except TypeError:
+            return (x,), {}
+        return args, named
 
     @contextmanager
     def _noticing(self) -> Iterator[None]:
@@ -264,29 +262,26 @@ class VmapBackend:
 
     @torch.no_grad()
     def _check_apart(self, fast: Mapping[str, Tensor], shared: Mapping[str, Tensor], given: Given) -> None:
-        """Raise an error unless padding has no effect on real examples: seen by changing it, once for a learner."""
+        """Raise an error unless padding has no effect on real examples: seen by leaving it out, once for a learner."""
         assert given.mask is not None
         one = {name: _without_zeros(weight[:1]) for name, weight in fast.items()}
         shared = {name: _without_zeros(weight) for name, weight in shared.items()}
         n = given.mask.shape[1]
-        x = map_inputs(lambda part: part[:1], given.x)
-        for padded, real in ((0, n - 1), (n - 1, 0)) if n > 1 else ():
-            mask = torch.ones_like(given.mask[:1])
+        for padded, real in ((0, -1), (-1, 0)) if n > 1 else ():
+            filled = [i % n + n * (i % 2) for i in range(max(n, 3))]  # without one of them, batch norm still has two
+            filled[padded] = filled[real]
+            rest = filled[1:] if padded == 0 else filled[:-1]
+            mask = given.mask.new_ones(1, len(filled))
             mask[:, padded] = False
-            outputs = [
-                self._run(one, shared, Given(map_inputs(partial(_put, content, padded, real, n), x), mask))[0]
-                for content in (_as_it_is, _mirrored)
-            ]
-            if n > 2:  # batch norm needs two examples
-                outputs.append(self._run(one, shared, Given(map_inputs(partial(_without, padded, n), x)))[0])
-            if outputs[0].shape[:2] != mask.shape:
+            found = self._run(one, shared, Given(map_inputs(partial(_examples, n, filled), given.x), mask))[0]
+            expected = self._run(one, shared, Given(map_inputs(partial(_examples, n, rest), given.x)))[0].flatten(0, 1)
+            if found.shape[:2] != mask.shape:
                 raise UserError(
-                    f"the model returns {list(outputs[0].shape[1:])} for {n} examples: with a mask, its outputs start"
-                    " with the axis of examples"
+                    f"the model returns {list(found.shape[1:])} for {len(filled)} examples: with a mask, its outputs"
+                    " start with the axis of examples"
                 )
-            plain, *others = (part[mask] if part.shape[:2] == mask.shape else part.flatten(0, 1) for part in outputs)
-            most = torch.finfo(plain.dtype).eps ** 0.5 * plain.abs().amax()
-            if any((plain - other).abs().amax() > most for other in others):
+            most = torch.finfo(found.dtype).eps ** 0.5 * expected.abs().amax()
+            if (found[mask] - expected).abs().amax() > most:
                 raise UserError(
                     "the model mixes the examples of a task by more than batch norm, or uses how many there are, so"
                     " that padding would change the results: masks cannot be used with it; take tasks of equal size"
@@ -375,35 +370,19 @@ def _statistics(layer: str) -> tuple[str, str]:
     return f"{prefix}running_mean", f"{prefix}running_var"
 
 
-def _put(content: Callable[[Tensor], Tensor], padded: int, real: int, n: int, x: Tensor) -> Tensor:
-    """The inputs of one task, [1, n, ...], with another content of one example."""
+def _examples(n: int, places: list[int], x: Tensor) -> Tensor:
+    """Some of 2n examples: the n of the first task, and the same with other values of the same range."""
+    one = x[:1]
     if x.dim() < 2 or x.shape[1] != n:
-        return x
-    x = x.clone()
-    x[:, padded] = content(x)[:, real]
-    return x
-
-
-def _without(example: int, n: int, x: Tensor) -> Tensor:
-    """The inputs of one task, [1, n, ...], without one example."""
-    if x.dim() < 2 or x.shape[1] != n:
-        return x
-    return torch.cat([x[:, :example], x[:, example + 1 :]], 1)
+        return one
+    other = ~one if one.dtype == torch.bool else one.amin() + one.amax() - one
+    return torch.cat([one, other], 1)[:, places]
 
 
 def _without_zeros(weight: Tensor) -> Tensor:
     """Other values for elements that are zero: a head of zeros would hide what comes into it."""
     places = torch.arange(weight.numel(), device=weight.device).view(weight.shape)
     return torch.where(weight == 0, 0.05 * torch.cos(places).to(weight.dtype), weight)
-
-
-def _as_it_is(x: Tensor) -> Tensor:
-    return x
-
-
-def _mirrored(x: Tensor) -> Tensor:
-    """Other values of the same range."""
-    return ~x if x.dtype == torch.bool else x.amin() + x.amax() - x
 
 
 class _Replacing(TorchFunctionMode):

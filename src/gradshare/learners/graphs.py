@@ -1,21 +1,21 @@
 """A meta-step, and the adaptation of an evaluation, as CUDA graphs.
 
 What is recorded reads and writes the same memory each time: the state, the optimiser's state and one batch of tasks
-live in fixed buffers.
+live in fixed buffers. A meta-iteration is thousands of small kernels, and a GPU finishes them faster than a CPU can
+launch them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from gradshare.engine.backends import check_current
-from gradshare.engine.cuda_graph import record
 from gradshare.errors import UserError
 from gradshare.learners.learner import Learner, Outcome, check_learner, check_state
 from gradshare.learners.optimisers import capturable, check_optimiser, fused_adam, optimiser_tensors
@@ -24,6 +24,8 @@ from gradshare.method.episodes import Episodes
 from gradshare.method.network import NormStatistics
 from gradshare.method.rules import Tree
 from gradshare.method.state import MetaState
+
+Result = TypeVar("Result")
 
 
 def compiled_step(
@@ -70,6 +72,28 @@ def _own(outcome: Outcome) -> Outcome:
     """The outcome in tensors that the next replay does not overwrite."""
     accuracy, fault = (None if value is None else value.clone() for value in (outcome.accuracy, outcome.fault))
     return outcome._replace(loss=outcome.loss.clone(), losses=outcome.losses.clone(), accuracy=accuracy, fault=fault)
+
+
+def record(run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
+    """A function as a graph, and the tensors that it leaves each time."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # libraries choose and load their kernels here, which recording does not allow
+        for _ in range(2):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            result = run()
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(
+            f"this cannot be recorded as a CUDA graph ({reason}): use engine='eager', or gs.meta_step"
+        ) from error
+    return graph, result
 
 
 class _Recorded(NamedTuple):
@@ -180,9 +204,8 @@ class GraphedPrediction:
     def __init__(self, learner: Learner, norm_statistics: NormStatistics = "batch") -> None:
         self._learner, self._norm_statistics = learner, norm_statistics
         self._state: MetaState | None = None
-        self._graphs: dict[
-            Any, tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]
-        ] = {}  # by the batch's shapes and types
+        # by the batch's shapes and types
+        self._graphs: dict[Any, tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]] = {}
 
     @torch.no_grad()
     def __call__(self, state: MetaState, episodes: Episodes) -> Tensor:  # [tasks, n, ways]

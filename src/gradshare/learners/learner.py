@@ -128,9 +128,8 @@ class Learner:
     @cached_property
     def network(self) -> Network:
         """How the module is run."""
-        any_layout = getattr(self.rule, "any_layout", False)
         how = self.precision, self._kernels, self.compiled
-        return backends.backend(self.module, self.adapted, any_layout, *how)
+        return backends.backend(self.module, self.adapted, self.rule.any_layout, *how)
 
     @cached_property
     def _kernels(self) -> bool:
@@ -155,9 +154,9 @@ class Learner:
         network, state = self.network, self.init()
         if not isinstance(network, Traced):
             return None
-        shared, inputs = self._shared_of_steps(state)[0], network.inputs(x)
-        fast = self._fast(network.start(self._start(state)), shared, inputs, y, None, training=True)
-        return network.share(fast, shared, Batch(inputs, y, None, self._inner_loss))
+        shared, support = self._shared_of_steps(state)[0], self._batch(x, y, None, inner=True)
+        fast = self._fast(network.start(self._start(state)), shared, support, training=True)
+        return network.share(fast, shared, support)
 
     def init(self, seed: int | None = None) -> MetaState:
         """The state before training.
@@ -206,39 +205,50 @@ class Learner:
         """The outcome of a batch, and the weights of each task after the last step in the network's layout."""
         shared, batch = self._shared_of_steps(state), episodes.tasks
         episodes = episodes if self.group.size == 1 else episodes[self.group.share(batch)]
-        x, y, mask = episodes.support_x, episodes.support_y, episodes.support_mask
-        trajectory, memory = self._adapt(state, shared, x, y, mask, self.steps, training=True)
-        query_x, mask = self.network.inputs(episodes.query_x, episodes.query_mask), episodes.query_mask
-        weights = self.step_weights or (0.0,) * (self.steps - 1) + (1.0,)
+        trajectory, memory = self._adapt(state, shared, self._support(episodes), self.steps, training=True)
+        query = self._query(episodes)
         total: Tensor | float = 0.0
-        for step, weight in enumerate(weights):
+        for step, weight in enumerate(self._weights_of_steps):
             if weight or step == self.steps - 1:
-                scores = self._scores(trajectory[step], shared[step], query_x, episodes.query_y, mask)
+                scores = self._scores(trajectory[step], shared[step], query)
                 total = total + weight * (episodes.tasks / batch) * scores.mean
         assert isinstance(total, Tensor)
-        share = accuracy(scores.outputs, episodes.query_y, mask)
+        share = accuracy(scores.outputs, query.y, query.mask)
         return Outcome(total, scores.losses, share, self.network.unpack(memory)), trajectory[-1]
 
-    def _scores(self, fast: Weights, shared: Weights, inputs: Any, y: Tensor, mask: Tensor | None) -> Scores:
+    @property
+    def _weights_of_steps(self) -> tuple[float, ...]:
+        """Of the query loss after each inner step."""
+        return self.step_weights or (0.0,) * (self.steps - 1) + (1.0,)
+
+    def _support(self, episodes: Episodes) -> Batch:
+        return self._batch(episodes.support_x, episodes.support_y, episodes.support_mask, inner=True)
+
+    def _query(self, episodes: Episodes) -> Batch:
+        return self._batch(episodes.query_x, episodes.query_y, episodes.query_mask, inner=False)
+
+    def _batch(self, x: Inputs, y: Tensor, mask: Tensor | None, inner: bool) -> Batch:
+        return Batch(self.network.inputs(x, mask), y, mask, self._loss(inner))
+
+    def _loss(self, inner: bool) -> Loss:
+        return self.inner_loss if inner and self.inner_loss is not None else self.loss
+
+    def _scores(self, fast: Weights, shared: Weights, query: Batch) -> Scores:
         """The query losses of every task at these weights."""
         if isinstance(self.network, Traced) and torch.is_grad_enabled():
-            return self.network.scores(fast, shared, Batch(inputs, y, mask, self.loss))
-        logits = self.network.forward(fast, shared, inputs, inner=False)
-        losses = self.losses(logits, y, mask)
+            return self.network.scores(fast, shared, query)
+        logits = self.network.forward(fast, shared, query.x, inner=False)
+        losses = self.losses(logits, query.y, query.mask)
         return Scores(losses.mean(), losses.detach(), logits)
 
     def _support_gradients(
-        self, fast: Weights, shared: Weights, inputs: Any, y: Tensor, mask: Tensor | None, create_graph: bool
+        self, fast: Weights, shared: Weights, support: Batch, create_graph: bool, training: bool = True
     ) -> Weights:
-        """The support gradients of every task at these weights, in training."""
-        if isinstance(self.network, Traced):
-            return self.network.gradients(fast, shared, Batch(inputs, y, mask, self._inner_loss), create_graph)
-        logits = self.network.forward(fast, shared, inputs, inner=True)
-        return gradients_of(self.losses(logits, y, mask, inner=True), fast, create_graph)
-
-    @property
-    def _inner_loss(self) -> Loss:
-        return self.loss if self.inner_loss is None else self.inner_loss
+        """The support gradients of every task at these weights."""
+        if training and isinstance(self.network, Traced):  # other sizes than in training are not worth compiling
+            return self.network.gradients(fast, shared, support, create_graph)
+        logits = self.network.forward(fast, shared, support.x, inner=True)
+        return gradients_of(self.losses(logits, support.y, support.mask, inner=True), fast, create_graph)
 
     def adapt(
         self,
@@ -346,7 +356,7 @@ class Learner:
             steps = self.steps
         check_whole("steps", steps, 0 if self.head_start == "prototypes" else 1, MOST_STEPS)
         in_form = self._shared_of_steps(state, steps)
-        trajectory, _ = self._adapt(state, in_form, x, y, mask, steps, training=False)
+        trajectory, _ = self._adapt(state, in_form, self._batch(x, y, mask, inner=True), steps, training=False)
         shared = self._shared(state, steps - 1)
         if not torch.is_grad_enabled():  # a view of a leaf asks for gradients even here
             shared = {name: weight.detach() for name, weight in shared.items()}
@@ -357,29 +367,18 @@ class Learner:
         return fast | self._general.statistics(adapted, shared, self._general.inputs(x, mask))
 
     def _adapt(
-        self,
-        state: MetaState,
-        shared: list[Weights],
-        x: Inputs,
-        y: Tensor,
-        mask: Tensor | None,
-        steps: int,
-        training: bool,
+        self, state: MetaState, shared: list[Weights], support: Batch, steps: int, training: bool
     ) -> tuple[list[Weights], Tree]:
         """Fast weights of each step, and the memory after them, in the network's layout."""
         network, alone = self.network, self.group.size == 1
-        inputs = network.inputs(x, mask)
         total = (sum_of_tasks if alone else self.group.sum_tasks) if training else None
 
         def support_gradients(fast: Weights, k: int, create_graph: bool) -> Weights:
-            if training:
-                return self._support_gradients(fast, shared[k], inputs, y, mask, create_graph)
-            losses = self.losses(network.forward(fast, shared[k], inputs, inner=True), y, mask, inner=True)
-            return gradients_of(losses, fast, create_graph)  # other sizes than in training: not worth compiling
+            return self._support_gradients(fast, shared[k], support, create_graph, training)
 
         with vmapped.explaining("model"):
             found = adapt(
-                self._fast(network.start(self._start(state)), shared[0], inputs, y, mask, training),
+                self._fast(network.start(self._start(state)), shared[0], support, training),
                 support_gradients,
                 self._rule(),
                 network.pack(state.learned),
@@ -392,10 +391,8 @@ class Learner:
 
     def _rule(self) -> Rule:
         """The rule in the network's layout; until it has run once, with a look at what it computes."""
-        rule, any_layout = self.rule, getattr(self.rule, "any_layout", False)
-        if "_rule_seen" not in vars(self) and not (self._kernels and any_layout):  # else by fused programs
-            rule = checked(rule)
-        return self.network.rule(rule, one_process=self.group.size == 1)
+        seen = "_rule_seen" in vars(self) or (self._kernels and self.rule.any_layout)  # the latter by fused programs
+        return self.network.rule(self.rule if seen else checked(self.rule), one_process=self.group.size == 1)
 
     def _split(self, fast: Weights) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What each task has of its own, `[tasks, *shape]`, and what all tasks have in common, `[*shape]`."""
@@ -443,12 +440,11 @@ class Learner:
         self,
         start: Weights,  # of all tasks, in the network's layout
         shared: Weights,
-        inputs: Any,  # of the support sets
-        y: Tensor,  # [tasks, n]
-        mask: Tensor | None,
+        support: Batch,
         training: bool,
     ) -> Weights:
         """Weights of each task before the first inner step, in the network's layout."""
+        y, mask = support.y, support.mask
         fast = {name: weight.expand(len(y), *weight.shape) for name, weight in start.items()}
         if self.head_start != "prototypes":
             return fast
@@ -458,7 +454,7 @@ class Learner:
         identity = {weight: torch.eye(size, dtype=own.dtype, device=own.device), bias: own.new_zeros(size)}
         # Other tensors than `fast`: the inner gradient of the body is at a fixed head.
         body = {name: weight.expand(len(y), *weight.shape) for name, weight in start.items()}
-        features = self.network.forward(body, {**shared, **identity}, inputs, inner=False)
+        features = self.network.forward(body, {**shared, **identity}, support.x, inner=False)
         # In training the model's ways: a GPU does not wait for labels.
         ways = len(own) if training else self.ways_of(y, mask)
         return fast | dict(zip(self.head, prototype_head(features, y, mask, ways), strict=True))
@@ -491,7 +487,7 @@ class Learner:
         inner: bool = False,
     ) -> Tensor:  # [tasks]
         """The loss of every task, of its real examples alone; with `inner`, the loss of the inner loop."""
-        loss = self._inner_loss if inner else self.loss
+        loss = self._loss(inner)
         if loss == "cross_entropy" and self._kernels and not targets.is_floating_point() and mask is None:
             return backends.cross_entropy(logits, targets.long())
         try:

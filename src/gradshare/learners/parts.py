@@ -49,33 +49,36 @@ class _Step(NamedTuple):
     after: Weights
 
 
+class _Part(NamedTuple):
+    """Some of the tasks."""
+
+    tasks: slice
+    support: Batch
+
+
 class _Parts:
     """One batch. Derivatives gather in the `grad` of tensors of its own; those of the state are not touched."""
 
     def __init__(self, learner: Learner, state: MetaState, episodes: Episodes, size: int, sources: _Sources) -> None:
         self.learner, self.network, self.tasks = learner, learner.network, episodes.tasks
-        self.slices = _slices(episodes.tasks, size)
-        self.parts = [episodes[one] for one in self.slices]
+        self.parts = [_Part(tasks, learner._support(episodes[tasks])) for tasks in _slices(episodes.tasks, size)]
         # Compiled programs keep nothing of an inner step: there the query sets need the most memory.
         self.queries = _slices(episodes.tasks, 1 if isinstance(self.network, Traced) else size)
         self.episodes = episodes
-        self.support = [self.network.inputs(part.support_x, part.support_mask) for part in self.parts]
         self.start = sources.cut(self.network.start(learner._start(state)))
         self.shared = [sources.cut(shared) for shared in learner._shared_of_steps(state)]
         self.learned = sources.cut(self.network.pack(state.learned))
         self.memory = self.network.pack(state.memory)
         self.rule = learner._rule()
-        self.second_order = getattr(self.rule, "second_order", True)
         self.total: Total = sum_of_tasks if learner.group.size == 1 else learner.group.sum_tasks
 
     def run(self, batch: int) -> Outcome:
-        with _repeatable(self.learner, self.parts[0].support_y.is_cuda):
+        with _repeatable(self.learner, self.episodes.support_y.is_cuda):
             first = self._first()
             steps, memory = self._forward(first)
         if self.learner.outer == "reptile":
             return self._reptile(first, steps[-1].after, batch, memory)
-        last = max(len(steps) - 1, 0)
-        weights = self.learner.step_weights or (0.0,) * last + (1.0,)
+        weights, last = self.learner._weights_of_steps, max(len(steps) - 1, 0)
         scores: list[tuple[float, Tensor, Tensor | None]] = []
         adjoint: dict[str, Tensor] = {}  # derivative of the outer loss with respect to the fast weights; missing: zero
         carried: dict[str, Tensor] = {}  # the same for the carry
@@ -101,23 +104,21 @@ class _Parts:
         fast = {name: w.detach().expand(self.tasks, *w.shape) for name, w in self.start.items()}
         if self.learner.head_start == "prototypes":
             with torch.no_grad():
-                parts = [self._fast(number) for number in range(len(self.parts))]
-            fast |= {name: _joined([part[name] for part in parts]) for name in self.learner.head}
+                found = [self._fast(part) for part in self.parts]
+            fast |= {name: _joined([own[name] for own in found]) for name in self.learner.head}
         return fast
 
-    def _fast(self, number: int) -> Weights:
-        part = self.parts[number]
-        support = self.support[number], part.support_y, part.support_mask
-        return self.learner._fast(self.start, self.shared[0], *support, training=True)
+    def _fast(self, part: _Part) -> Weights:
+        return self.learner._fast(self.start, self.shared[0], part.support, training=True)
 
     def _back_to_start(self, adjoint: Weights) -> None:
         """From derivatives with respect to the weights before the first step to those of all tasks together."""
         own = [name for name in adjoint if name not in self.start]  # what each task computes for itself
         for name in adjoint.keys() - own:
             self.start[name].grad = adjoint[name].sum(0)
-        for number, tasks in enumerate(self.slices) if own else ():
-            fast = self._fast(number)
-            _backward([fast[name] for name in own], [adjoint[name][tasks] for name in own], self.start, self.shared[0])
+        for part in self.parts if own else ():
+            fast, derivatives = self._fast(part), [adjoint[name][part.tasks] for name in own]
+            _backward([fast[name] for name in own], derivatives, self.start, self.shared[0])
 
     def _forward(self, fast: Weights) -> tuple[list[_Step], Tree]:
         """The inner loop, and the memory after it."""
@@ -125,7 +126,7 @@ class _Parts:
         steps: list[_Step] = []
         rows: list[Tree] = []
         for k in range(self.learner.steps):
-            found = [self._support_gradients(fast, k, number, False)[1] for number in range(len(self.parts))]
+            found = [self._support_gradients(_leaves(fast, part.tasks), k, part, False) for part in self.parts]
             gradients = {name: _joined([one[name] for one in found]) for name in fast}
             with torch.no_grad():
                 moved = self._update(gradients, fast, carry, k)
@@ -142,13 +143,12 @@ class _Parts:
         """Query losses and accuracies after a step. Derivatives are added to `adjoint` and in `shared`, if weighted."""
         losses, right = [], []
         for tasks in self.queries:
-            part = self.episodes[tasks]
-            fast, inputs = _leaves(after, tasks), self.network.inputs(part.query_x, part.query_mask)
-            scores = self.learner._scores(fast, self.shared[k], inputs, part.query_y, part.query_mask)
+            fast, query = _leaves(after, tasks), self.learner._query(self.episodes[tasks])
+            scores = self.learner._scores(fast, self.shared[k], query)
             if weight is not None:
-                _backward([scores.mean], [torch.full_like(scores.mean, weight * part.tasks)], fast, self.shared[k])
+                _backward([scores.mean], [torch.full_like(scores.mean, weight * len(query.y))], fast, self.shared[k])
             losses.append(scores.losses)
-            if (share := accuracy(scores.outputs, part.query_y, part.query_mask)) is not None:
+            if (share := accuracy(scores.outputs, query.y, query.mask)) is not None:
                 right.append(share)
             _add(adjoint, after, tasks, fast)
         return _joined(losses), _joined(right) if right else None
@@ -158,7 +158,7 @@ class _Parts:
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """From derivatives with respect to what a step left, to those with respect to what it found."""
         fast = _leaves(step.before)
-        gradients = _leaves(step.gradients) if self.second_order else step.gradients
+        gradients = _leaves(step.gradients) if self.rule.second_order else step.gradients
         carry = _leaf_tree(step.carry)
         moved = self._update(gradients, fast, carry, k)
         after = [fast[name] - moved.direction[name] for name in adjoint]
@@ -169,30 +169,24 @@ class _Parts:
         _backward([*after, *left.values()], derivatives, fast, gradients, entering, learned)
         adjoint = _gathered(fast)
         along = _gathered(gradients)
-        for number, tasks in enumerate(self.slices) if along else ():
-            own = self._second_order(step, k, number, {name: one[tasks] for name, one in along.items()})
-            _add(adjoint, step.before, tasks, own)
+        for part in self.parts if along else ():
+            own = _leaves(step.before, part.tasks)
+            self._second_order(own, k, part, {name: one[part.tasks] for name, one in along.items()})
+            _add(adjoint, step.before, part.tasks, own)
         return adjoint, _gathered(entering)
 
-    def _second_order(self, step: _Step, k: int, number: int, along: Weights) -> Weights:
-        """The weights of one part of the tasks, as leaves with derivatives of the support gradients along `along`."""
-        own: Weights
+    def _second_order(self, own: Weights, k: int, part: _Part, along: Weights) -> None:
+        """Add the derivatives of the support gradients along `along` to the `grad` of the weights of a part."""
         if isinstance(self.network, Traced):
-            own, part = _leaves(step.before, self.slices[number]), self.parts[number]
-            batch = Batch(self.support[number], part.support_y, part.support_mask, self.learner._inner_loss)
             back = {name: along.get(name, torch.zeros_like(weight)) for name, weight in own.items()}
-            self.network.add_product(own, self.shared[k], batch, back)
-            return own
-        own, again = self._support_gradients(step.before, k, number, True)
+            self.network.add_product(own, self.shared[k], part.support, back)
+            return
+        again = self._support_gradients(own, k, part, True)
         names = [name for name in along if again[name].requires_grad]
         _backward([again[name] for name in names], [along[name] for name in names], own, self.shared[k])
-        return own
 
-    def _support_gradients(self, fast: Weights, k: int, number: int, create_graph: bool) -> tuple[Weights, Weights]:
-        """The weights of one part of the tasks, as leaves, and the gradients of its support losses."""
-        own, part = _leaves(fast, self.slices[number]), self.parts[number]
-        support = self.support[number], part.support_y, part.support_mask
-        return own, self.learner._support_gradients(own, self.shared[k], *support, create_graph)
+    def _support_gradients(self, own: Weights, k: int, part: _Part, create_graph: bool) -> Weights:
+        return self.learner._support_gradients(own, self.shared[k], part.support, create_graph)
 
     def _update(self, gradients: Weights, fast: Weights, carry: Tree, k: int) -> Moved:
         return self.rule.update(InnerStep(gradients, fast, self.learned, self.memory, carry, k, self.total))

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -44,8 +45,7 @@ def started(learner: Learner, start: str | Path | Mapping[str, Tensor], seed: in
     own = module.state_dict()
     head = _head(module)
     left = head if any(name not in given or given[name].shape != own[name].shape for name in head) else []
-    _check(source, module, {name: own[name] for name in own if name not in left}, given, left)
-    module.load_state_dict({name: given[name] for name in own if name not in left}, strict=False)
+    _load(source, module, given | {name: own[name] for name in left})
     if left and not quiet:
         warnings.warn(f"{_named(left)} begin as without {source}, {_other_head(left, own, given)}", LineWarning, 3)
     return replace(learner, module=module)
@@ -93,32 +93,19 @@ def _head(module: nn.Module) -> list[str]:
     return [name for name in names if owner and name.startswith(f"{owner}.")]
 
 
-def _check(
-    source: str, module: nn.Module, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], left: list[str]
-) -> None:
-    """Raise an error that says what differs, unless just these tensors are given."""
-    kind = type(module).__name__
-    both = [name for name in wanted if name in given]
-    absent = [name for name in wanted if name not in given]
-    further = [name for name in given if name not in wanted and name not in left]
-    other = [
-        f"{name} is {list(given[name].shape)}, not {list(wanted[name].shape)}"
-        for name in both
-        if given[name].shape != wanted[name].shape
-    ]
-    differences = [
-        *([f"it lacks {_named(absent)}"] if absent else []),
-        *([f"it has {_named(further)}, which the model lacks"] if further else []),
-        *([_named(other)] if other else []),
-    ]
-    if differences:
-        raise UserError(f"{source} does not fit {kind}: {'; '.join(differences)}")
-    trained = {name for name, weight in module.named_parameters() if weight.requires_grad}
-    fixed = [name for name in both if name not in trained]
-    fixed = [name for name in fixed if not torch.equal(wanted[name], given[name].to(wanted[name]))]
-    if fixed:
+def _load(source: str, module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Put these weights into a module; a UserError says what does not fit."""
+    kind, own = type(module).__name__, {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    try:
+        module.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split()).removeprefix(f"Error(s) in loading state_dict for {kind}: ")
+        raise UserError(f"{source} does not fit {kind}: {shorten(reason, 300, placeholder=' …')}") from None
+    trained = {name for name, weight in module.named_parameters(remove_duplicate=False) if weight.requires_grad}
+    fixed = {name: tensor for name, tensor in module.state_dict().items() if name not in trained}
+    if other := [name for name, tensor in fixed.items() if not torch.equal(tensor, own[name])]:
         raise UserError(
-            f"{source} has other values of {_named(fixed)} than {kind}, which does not train them, and a run keeps only"
+            f"{source} has other values of {_named(other)} than {kind}, which does not train them, and a run keeps only"
             " what it trains: let the model have these values when it is made"
         )
 

@@ -29,7 +29,7 @@ def adapt(
     and the memory for the next meta-iteration. Without a step, the weights are those of the start.
     """
     differentiable = torch.is_grad_enabled()
-    create_graph = differentiable and getattr(rule, "second_order", True)
+    create_graph = differentiable and rule.second_order
     carry: Tree = NOTHING
     trajectory: list[Weights] = []
     rows: list[Tree] = []

@@ -6,27 +6,19 @@ Each control keeps one part of the method and leaves the rest out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from gradshare.method.rules import InnerStep, Moved, Rule, Tree, Weights
-from gradshare.method.sharing import (
-    SharingRule,
-    normalised_sum,
-    recall_shared,
-    remember_shared,
-    start_sharing,
-    stored_mean,
-    tensor_gates,
-)
+from gradshare.method.sharing import SharingRule, recall_shared, remember_shared, stored_mean, tensor_gates
 
 
 @dataclass(frozen=True)
 class GateOnly(Rule):
     """D[t] = (1 - sig(lam_k)) G[t]: a learned step for each inner step, nothing shared."""
 
-    name: str = field(default="sharing", init=False, repr=False)
+    name = "sharing"
     any_layout = True
 
     def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
@@ -41,7 +33,7 @@ class GateOnly(Rule):
 class TensorGates(Rule):
     """D[t] = (1 - sig(gates_{k,n})) G[t] for weight tensor n: a learned step for each tensor and inner step."""
 
-    name: str = field(default="sharing", init=False, repr=False)
+    name = "sharing"
     any_layout = True
 
     def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
@@ -56,14 +48,10 @@ class TensorGates(Rule):
 class BatchOnly(SharingRule):
     """Sharing with sig(m) = 1: the concurrent tasks alone. At test, ghat is the last training batch's."""
 
-    def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
-        return start_sharing(weights, steps, ("lam",))
+    learns = ("lam",)
 
-    def update(self, at: InnerStep) -> Moved:
-        if at.total is None:
-            return Moved(recall_shared(at, self.mixed(at, stored_mean(at))))
-        fresh = normalised_sum(at, self.norm)
-        return Moved(self.mixed(at, fresh), remember=remember_shared(at, fresh))
+    def running(self, at: InnerStep) -> Weights:
+        return self.fresh(at)
 
 
 @dataclass(frozen=True)
@@ -73,13 +61,12 @@ class MemoryOnly(SharingRule):
     The memory still takes in each batch afterwards, with sig(m) = 1/2: m gets no gradient, so it is not learned.
     """
 
-    def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
-        return start_sharing(weights, steps, ("lam",))
+    learns = ("lam",)
 
     def update(self, at: InnerStep) -> Moved:
         direction = recall_shared(at, self.mixed(at, stored_mean(at)))
         if at.total is None:
             return Moved(direction)
-        fresh, before = normalised_sum(at, self.norm), stored_mean(at)
+        fresh, before = self.fresh(at), stored_mean(at)
         half = {name: torch.where(at.memory["seen"], (g + before[name]) / 2, g) for name, g in fresh.items()}
         return Moved(direction, remember=remember_shared(at, half))

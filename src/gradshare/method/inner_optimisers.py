@@ -6,7 +6,7 @@ the learning rate follows them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -30,7 +30,7 @@ class Momentum(Rule):
     """
 
     beta: float = 0.9
-    name: str = field(default="momentum", init=False, repr=False)
+    name = "momentum"
     any_layout = True
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class Adam(Rule):
     b1: float = 0.9
     b2: float = 0.999
     eps: float = 1e-8
-    name: str = field(default="adam", init=False, repr=False)
+    name = "adam"
     any_layout = True
 
     def __post_init__(self) -> None:

@@ -13,17 +13,17 @@ import torch
 from torch.func import vmap
 
 from gradshare.errors import UserError
-from gradshare.method.rules import Chain, InnerStep, Moved, Rule, Tree, Weights
+from gradshare.method.rules import Chain, InnerStep, Moved, Rule, Tree, Weights, Wrapper
 from gradshare.method.sharing import (
     TYPICAL,
     GradientSharing,
     NormScope,
     SharingRule,
     finite_part,
+    inner_product,
     mix,
     normalised,
     normalised_sum,
-    start_sharing,
     tensor_gates,
 )
 
@@ -35,8 +35,7 @@ SLOTS = 4  # batches in the bank of `Retrieval`
 class Additive(SharingRule):
     """D[t] = G[t] + s_k ghat: the step keeps the task's own gradient whole. s starts at 0, which is plain MAML."""
 
-    def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
-        return start_sharing(weights, steps, ("m", "s"))
+    learns = ("m", "s")
 
     def mixed(self, at: InnerStep, shared: Weights) -> Weights:
         s = at.now(at.learned["s"])
@@ -69,8 +68,7 @@ class LengthKeeping(SharingRule):
     Lengths are over all adapted weights, or over each tensor, as `norm` says.
     """
 
-    def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
-        return start_sharing(weights, steps, ("m", "lam", "gate"))
+    learns = ("m", "lam", "gate")
 
     def mixed(self, at: InnerStep, shared: Weights) -> Weights:
         lam, keep = torch.sigmoid(at.now(at.learned["lam"])), 1 - torch.sigmoid(at.now(at.learned["gate"]))
@@ -78,22 +76,20 @@ class LengthKeeping(SharingRule):
         def of_one(own: Weights) -> Weights:
             unit = normalised(own, self.norm)
             turned = normalised({name: (1 - lam) * unit[name] + lam * shared[name] for name in own}, self.norm)
-            lengths = self._dot(unit, own)
+            lengths = inner_product(unit, own, self.norm)
             return {name: keep * lengths[name] * turned[name] for name in own}
 
         return vmap(of_one)(dict(at.gradients))
-
-    def _dot(self, one: Weights, other: Weights) -> Weights:
-        parts = {name: (one[name] * other[name]).sum() for name in one}
-        return parts if self.norm == "tensor" else dict.fromkeys(parts, torch.stack(list(parts.values())).sum())
 
 
 @dataclass(frozen=True)
 class TensorGatedSharing(SharingRule):
     """Sharing whose gate of equation 4 is learned for each weight tensor and step."""
 
+    learns = ("m",)
+
     def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
-        learned, memory = start_sharing(weights, steps, ("m",))
+        learned, memory = super().init(weights, steps)
         return learned | {"gates": {name: weight.new_zeros(steps) for name, weight in weights.items()}}, memory
 
     def mixed(self, at: InnerStep, shared: Weights) -> Weights:
@@ -111,9 +107,10 @@ class Retrieval(SharingRule):
     """
 
     norm: str = field(default="global", init=False, repr=False)  # type: ignore[assignment]  # the only one
+    learns = ("s", "c")
 
     def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
-        learned, memory = start_sharing(weights, steps, ("s", "c"))
+        learned, memory = super().init(weights, steps)
         bank = {name: weight.new_zeros((steps, SLOTS, *weight.shape)) for name, weight in weights.items()}
         filled = torch.zeros(SLOTS, dtype=torch.bool, device=memory["seen"].device)
         return learned, {"bank": bank, "filled": filled}
@@ -139,24 +136,6 @@ class Retrieval(SharingRule):
 
 
 # Where: which weights share, and at which steps
-
-
-@dataclass(frozen=True)
-class Wrapper(Rule):
-    """A rule around another one, whose name, learned values and memory it has."""
-
-    plain: Rule
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.plain.name
-
-    @property
-    def second_order(self) -> bool:  # type: ignore[override]
-        return getattr(self.plain, "second_order", True)
-
-    def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
-        return self.plain.init(weights, steps)
 
 
 @dataclass(frozen=True)

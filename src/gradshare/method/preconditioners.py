@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ SIDES = ("out", "in", "filter")  # axes of a weight: outputs, inputs, and all po
 class Mask(Rule):
     """A learned factor for each element, none below 0: relu(M) * D, with M starting at 1 (sparse-MAML)."""
 
-    name: str = field(default="mask", init=False, repr=False)
+    name = "mask"
     any_layout = True
 
     def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
@@ -40,7 +40,7 @@ class Curvature(Rule):
     left as they are.
     """
 
-    name: str = field(default="curvature", init=False, repr=False)
+    name = "curvature"
 
     def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
         matrices = {name: _identities(weight) for name, weight in weights.items()}
@@ -84,7 +84,7 @@ class Alfa(Rule):
     """
 
     rate: float
-    name: str = field(default="alfa", init=False, repr=False)
+    name = "alfa"
 
     def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
         like, count = next(iter(weights.values())), len(weights)

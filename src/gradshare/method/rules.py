@@ -126,7 +126,7 @@ class Chain(Rule):
     """Rules one after the other. Each keeps its learned values, memory and carry under its own name."""
 
     links: tuple[Rule, ...]
-    name: str = field(default="chain", init=False, repr=False)
+    name = "chain"
 
     def __post_init__(self) -> None:
         names = [link.name for link in self.links]
@@ -162,14 +162,9 @@ def chain(*rules: Rule) -> Chain:
     return Chain(tuple(link for rule in rules for link in (rule.links if isinstance(rule, Chain) else (rule,))))
 
 
-def checked(rule: Rule) -> Rule:
-    """The same rule, whose first inner step raises an error where a link does not move every weight."""
-    return Chain(tuple(map(checked, rule.links))) if isinstance(rule, Chain) else Checked(rule)
-
-
 @dataclass(frozen=True)
-class Checked(Rule):
-    """A rule whose results are looked at in the first inner step."""
+class Wrapper(Rule):
+    """A rule around another one, whose name, learned values and memory it has."""
 
     plain: Rule
 
@@ -180,6 +175,19 @@ class Checked(Rule):
     @property
     def second_order(self) -> bool:  # type: ignore[override]
         return getattr(self.plain, "second_order", True)
+
+    def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
+        return self.plain.init(weights, steps)
+
+
+def checked(rule: Rule) -> Rule:
+    """The same rule, whose first inner step raises an error where a link does not move every weight."""
+    return Chain(tuple(map(checked, rule.links))) if isinstance(rule, Chain) else Checked(rule)
+
+
+@dataclass(frozen=True)
+class Checked(Wrapper):
+    """A rule whose results are looked at in the first inner step."""
 
     def update(self, at: InnerStep) -> Moved:
         moved = self.plain.update(at)
@@ -233,7 +241,7 @@ def sum_of_tasks(gradients: Weights) -> Weights:
 class StopGradient(Rule):
     """First order: treat the gradients as constants (Finn et al., 2017, section 5.2). The first link of a chain."""
 
-    name: str = field(default="stop_gradient", init=False, repr=False)
+    name = "stop_gradient"
     any_layout = True
     second_order = False
 
@@ -246,7 +254,7 @@ class Scale(Rule):
     """One fixed rate for everything: MAML."""
 
     rate: float
-    name: str = field(default="scale", init=False, repr=False)
+    name = "scale"
     any_layout = True
 
     def update(self, at: InnerStep) -> Moved:
@@ -258,7 +266,7 @@ class RatePerElement(Rule):
     """A learned rate for every element of every weight, all starting at `rate`: Meta-SGD."""
 
     rate: float
-    name: str = field(default="rates", init=False, repr=False)
+    name = "rates"
     any_layout = True
 
     def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
@@ -273,7 +281,7 @@ class RatePerTensorAndStep(Rule):
     """A learned rate for every weight tensor and inner step, all starting at `rate`: MAML++."""
 
     rate: float
-    name: str = field(default="rates", init=False, repr=False)
+    name = "rates"
     any_layout = True
 
     def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:

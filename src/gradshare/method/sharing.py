@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -26,7 +26,8 @@ class SharingRule(Rule):
     """
 
     norm: NormScope = "global"
-    name: str = field(default="sharing", init=False, repr=False)
+    name = "sharing"
+    learns: ClassVar[tuple[str, ...]] = ("m", "lam")  # values for each step, zeros at the start
 
     def __post_init__(self) -> None:
         if self.norm not in get_args(NormScope):
@@ -37,13 +38,24 @@ class SharingRule(Rule):
         return self.norm == "global"
 
     def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
-        return start_sharing(weights, steps, ("m", "lam"))
+        like = next(iter(weights.values()))
+        ghat = {name: weight.new_zeros((steps, *weight.shape)) for name, weight in weights.items()}
+        seen = torch.zeros((), dtype=torch.bool, device=like.device)
+        return {name: like.new_zeros(steps) for name in self.learns}, {"ghat": ghat, "seen": seen}
 
     def update(self, at: InnerStep) -> Moved:
         if at.total is None:
             return Moved(recall_shared(at, self.mixed(at, stored_mean(at))))
-        running = running_mean(at, self.fresh(at))
+        running = self.running(at)
         return Moved(self.mixed(at, running), remember=remember_shared(at, running))
+
+    def running(self, at: InnerStep) -> Weights:
+        """The running mean with this batch in it: equations 2 and 3."""
+        keep_new, before = torch.sigmoid(at.now(at.learned["m"])), stored_mean(at)
+        return {
+            name: torch.where(at.memory["seen"], keep_new * g + (1 - keep_new) * before[name], g)
+            for name, g in self.fresh(at).items()
+        }
 
     def fresh(self, at: InnerStep) -> Weights:
         """What this batch adds to the running mean: equation 1."""
@@ -93,9 +105,9 @@ class GradientSharing(SharingRule):
         if not isinstance(self.conditioned, bool):
             raise UserError(f"conditioned is True or False, not {self.conditioned!r}")
 
-    def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
-        names = ("m", "lam", "agreement") if self.conditioned else ("m", "lam")
-        return start_sharing(weights, steps, names)
+    @property
+    def learns(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("m", "lam", "agreement") if self.conditioned else ("m", "lam")
 
     def mixed(self, at: InnerStep, shared: Weights) -> Weights:
         gates = agreement_gates(at, self.norm) if self.conditioned else plain_gates(at)
@@ -112,28 +124,10 @@ def share_by_agreement(norm: NormScope = "global") -> GradientSharing:
     return GradientSharing(norm, conditioned=True)
 
 
-def start_sharing(weights: Weights, steps: int, names: tuple[str, ...]) -> tuple[Tree, Tree]:
-    """Learned values of these names at zero, one for each step, and an empty memory of running means."""
-    like = next(iter(weights.values()))
-    ghat = {name: weight.new_zeros((steps, *weight.shape)) for name, weight in weights.items()}
-    seen = torch.zeros((), dtype=torch.bool, device=like.device)
-    return {name: like.new_zeros(steps) for name in names}, {"ghat": ghat, "seen": seen}
-
-
 def normalised_sum(at: InnerStep, norm: NormScope) -> Weights:
     """Equation 1."""
     assert at.total is not None
     return normalised(at.total(finite_part(at.gradients)), norm)
-
-
-def running_mean(at: InnerStep, fresh: Weights) -> Weights:
-    """Equations 2 and 3."""
-    keep_new = torch.sigmoid(at.now(at.learned["m"]))
-    before = stored_mean(at)
-    return {
-        name: torch.where(at.memory["seen"], keep_new * g + (1 - keep_new) * before[name], g)
-        for name, g in fresh.items()
-    }
 
 
 def mix(gradients: Weights, shared: Weights, gates: Weights) -> Weights:
@@ -221,7 +215,12 @@ def agreement(gradients: Weights, direction: Weights, norm: NormScope) -> dict[s
     unit = normalised(direction, norm)
 
     def of_one(own: Weights) -> dict[str, Tensor]:
-        parts = {name: (part * unit[name]).sum() for name, part in normalised(own, norm).items()}
-        return parts if norm == "tensor" else dict.fromkeys(parts, torch.stack(list(parts.values())).sum())
+        return inner_product(normalised(own, norm), unit, norm)
 
     return vmap(of_one)(gradients)
+
+
+def inner_product(one: Weights, other: Weights, norm: NormScope) -> dict[str, Tensor]:  # {name: []}
+    """Over all weights together, the same for each name; or over each tensor."""
+    parts = {name: (part * other[name]).sum() for name, part in one.items()}
+    return parts if norm == "tensor" else dict.fromkeys(parts, torch.stack(list(parts.values())).sum())
