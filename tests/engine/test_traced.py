@@ -159,13 +159,17 @@ def test_the_stand_ins_of_the_operators(name: str) -> None:
         torch.library.opcheck(function, (*tensors, *maps), test_utils=("test_schema", "test_faketensor"))
 
 
+@pytest.mark.parametrize("affine", [False, True])
 @pytest.mark.parametrize("dims", [[1, 3, 4], [2], [3, 4]])
-def test_normalisation_and_its_derivatives(dims: list[int]) -> None:
-    x = torch.randn(2, 3, 2, 2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
-    expected = (x - x.mean(dims, keepdim=True)) / (x.var(dims, correction=0, keepdim=True) + 0.1).sqrt()
-    torch.testing.assert_close(normalised(x, dims, 0.1), expected)
-    assert torch.autograd.gradcheck(lambda x: normalised(x, dims, 0.1), (x,))
-    assert torch.autograd.gradgradcheck(lambda x: normalised(x, dims, 0.1), (x,))
+def test_normalisation_and_its_derivatives(dims: list[int], affine: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, 2, 2, 3, generator=draw, dtype=torch.float64, requires_grad=True)
+    size = [1 if dim in dims else length for dim, length in enumerate(x.shape)] if affine else []
+    scale, shift = (torch.randn(size, generator=draw, dtype=torch.float64, requires_grad=affine) for _ in range(2))
+    y = (x - x.mean(dims, keepdim=True)) / (x.var(dims, correction=0, keepdim=True) + 0.1).sqrt()
+    torch.testing.assert_close(normalised(x, scale, shift, dims, 0.1), y * scale + shift)
+    assert torch.autograd.gradcheck(lambda *values: normalised(*values, dims, 0.1), (x, scale, shift))
+    assert torch.autograd.gradgradcheck(lambda *values: normalised(*values, dims, 0.1), (x, scale, shift))
 
 
 def deep(channels: int = 8) -> nn.Module:

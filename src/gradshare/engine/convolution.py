@@ -32,7 +32,7 @@ for name, tensors in (
     ("images_gradient", "Tensor g, Tensor x, Tensor w"),
     ("filters_gradient", "Tensor g, Tensor x, Tensor w"),
 ):
-    library.define(f"{name}({tensors}, {OPTIONS}) -> Tensor", tags=(torch.Tag.needs_exact_strides,))
+    library.define(f"{name}({tensors}, {OPTIONS}) -> Tensor")
 operators = torch.ops.gradshare
 
 

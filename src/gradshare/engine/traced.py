@@ -17,6 +17,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Literal, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
@@ -27,6 +28,7 @@ from torch.autograd.function import once_differentiable
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from gradshare.engine.convolution import operators
 from gradshare.engine.forms import forms
 from gradshare.engine.vmapped import Given, VmapBackend, explained
 from gradshare.errors import UserError
@@ -269,12 +271,29 @@ def _shorten(node: Node) -> None:
             node.replace_all_uses_with(source)
 
 
+@cache
 def _inductor() -> Any:
-    """The compiler's module, which is slow to import."""
+    """The compiler's module, which is slow to import and which learns our operators here."""
     with warnings.catch_warnings():  # PyTorch's own, about PyTorch
         warnings.simplefilter("ignore", DeprecationWarning)
         import torch._inductor.compile_fx
+        from torch._inductor.lowering import make_fallback
+    for name in ("conv", "images_gradient", "filters_gradient"):
+        make_fallback(getattr(operators, name).default, _in_memory)
     return torch._inductor.compile_fx
+
+
+def _in_memory(node: Node, *arguments: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The operands of one of our operators, in memory once for all that read them; else each would make its copy."""
+    from torch._inductor.ir import ExternKernel, TensorBox
+
+    def place(value: Any, source: Any) -> Any:
+        if not isinstance(value, TensorBox):
+            return value
+        value.realize()
+        return ExternKernel.require_exact_strides(value, source.meta["val"].stride())
+
+    return tuple(place(*pair) for pair in zip(arguments, node.args, strict=True)), {}
 
 
 def _by_pytorch(operation: OpOverload) -> bool:
@@ -293,7 +312,9 @@ def compiled(module: GraphModule, what: str) -> Program:
     for listen in _listeners:
         listen(f"compiling {what} ({len(module.graph.nodes):,} operations); later runs find it compiled")
     examples = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
-    with torch.no_grad(), tracing(TracingContext(examples[0].fake_mode)):
+    # Rather compute activations again from a convolution's result than keep them beside it.
+    again = _inductor().config.patch(realize_reads_threshold=8)
+    with again, torch.no_grad(), tracing(TracingContext(examples[0].fake_mode)):
         return cast(Program, compile_fx_inner(module, examples))
 
 
