@@ -16,8 +16,8 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import gradshare as gs
-from gradshare.engine import traced
-from gradshare.engine.convolution import TaskMaps
+from gradshare.engine import convolution, traced
+from gradshare.engine.convolution import TaskMaps, laid_out, operators
 from gradshare.engine.forms import normalised
 from gradshare.engine.operations import conv
 from tests.learners.test_parts import assert_same_as_whole
@@ -322,6 +322,37 @@ def test_compiled_programs_give_the_same() -> None:
     assert (found - expected).norm() < 1e-5 * expected.norm()
     assert 1e-4 < (rounded - expected).norm() / expected.norm() < 0.1
     assert len(lines) == 6 and lines[0].startswith("compiling an inner step (")
+
+
+def test_operands_of_convolutions_are_in_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the compiler plans for images and filters that a convolution and its gradients take: one copy of each."""
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.ir import ComputedBuffer
+
+    planned: list[Any] = []
+
+    def plan(self: GraphLowering) -> None:
+        planned.extend(buffer for buffer in self.buffers if isinstance(buffer, ComputedBuffer))
+        raise KeyboardInterrupt  # before anything is compiled
+
+    def step(x: Tensor, w: Tensor) -> list[Tensor]:
+        x, w = laid_out(F.leaky_relu(x).bfloat16()), laid_out(w.bfloat16())
+        y = operators.conv(x, w, *maps)
+        return [y, operators.images_gradient(y, x, w, *maps), operators.filters_gradient(y, x, w, *maps)]
+
+    maps = TaskMaps([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    module = traced.traced(step, [torch.rand(2, 3, 4, 8, 8), torch.rand(2, 4, 4, 3, 3)])
+    monkeypatch.setattr(GraphLowering, "codegen", plan)
+    with pytest.raises(KeyboardInterrupt):
+        traced.compiled(module, "a trial")
+    assert len(planned) == 2, planned
+
+
+def test_each_number_of_streams_has_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: object())
+    convolution._streams.cache_clear()
+    assert [len(convolution._streams(torch.device("cuda", 0), count)) for count in (2, 4)] == [2, 4]
+    convolution._streams.cache_clear()
 
 
 def test_tf32_needs_a_gpu() -> None:

@@ -246,6 +246,7 @@ def traced(function: Callable[..., list[Tensor]], values: list[Tensor]) -> Graph
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    _inductor()
     trace = make_fx(function, select_decomp_table(), tracing_mode="fake", _allow_non_fake_inputs=True)
     # A tensor that comes twice is two inputs; only shapes and types are looked at.
     module = trace(*(torch.empty_like(value, memory_format=torch.contiguous_format) for value in values))
@@ -277,7 +278,10 @@ def _inductor() -> Any:
     with warnings.catch_warnings():  # PyTorch's own, about PyTorch
         warnings.simplefilter("ignore", DeprecationWarning)
         import torch._inductor.compile_fx
+        from torch._inductor.async_compile import maybe_warm_pool
         from torch._inductor.lowering import make_fallback
+    if torch.cuda.is_available():
+        maybe_warm_pool()  # the processes that compile kernels start while the first program is traced
     for name in ("conv", "images_gradient", "filters_gradient"):
         make_fallback(getattr(operators, name).default, _in_memory)
     return torch._inductor.compile_fx
@@ -308,14 +312,15 @@ def compiled(module: GraphModule, what: str) -> Program:
     """A list of operations as one program, by Inductor; it keeps what it compiled for later processes."""
     from torch._guards import TracingContext, tracing
 
-    compile_fx_inner = _inductor().compile_fx_inner
+    inductor = _inductor()
     for listen in _listeners:
         listen(f"compiling {what} ({len(module.graph.nodes):,} operations); later runs find it compiled")
     examples = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     # Rather compute activations again from a convolution's result than keep them beside it.
-    again = _inductor().config.patch(realize_reads_threshold=8)
-    with again, torch.no_grad(), tracing(TracingContext(examples[0].fake_mode)):
-        return cast(Program, compile_fx_inner(module, examples))
+    again = inductor.config.patch(realize_reads_threshold=8)
+    with warnings.catch_warnings(), again, torch.no_grad(), tracing(TracingContext(examples[0].fake_mode)):
+        warnings.simplefilter("ignore")  # on a GPU the compiler advises TF32, and tells how it computes a softmax
+        return cast(Program, inductor.compile_fx_inner(module, examples))
 
 
 @contextmanager
