@@ -166,15 +166,13 @@ def _all_tasks(
     tasks: int, dims: Any, x: Tensor, scale: Tensor | None, shift: Tensor | None, over: list[int], eps: float
 ) -> Tensor:
     x = _tasks_first(tasks, dims[0], x)
-    rows = zip((scale, shift), dims[1:3], (1.0, 0.0), strict=True)
-    scale, shift = (
-        wide(x.new_full((), usual)) if row is None else _of_tasks(tasks, dim, row, x) for row, dim, usual in rows
-    )
-    return normalised(x, scale, shift, [dim + 1 for dim in over], eps)
 
+    def of_tasks(row: Tensor | None, dim: int | None, usual: float) -> Tensor:  # [C] -> [tasks, 1, C, 1...]
+        if row is None:
+            return wide(x.new_full((), usual))
+        return _tasks_first(tasks, dim, row).view(tasks, 1, -1, *(1 for _ in x.shape[3:]))
 
-def _of_tasks(tasks: int, dim: int | None, row: Tensor, x: Tensor) -> Tensor:  # [C] -> [tasks, 1, C, 1...]
-    return _tasks_first(tasks, dim, row).view(tasks, 1, -1, *(1 for _ in x.shape[3:]))
+    return normalised(x, of_tasks(scale, dims[1], 1.0), of_tasks(shift, dims[2], 0.0), [dim + 1 for dim in over], eps)
 
 
 def _normalise(
@@ -182,9 +180,7 @@ def _normalise(
 ) -> Tensor:
     """Under vmap: `normalised` over dimensions of one task."""
     if not _differs(x, scale, shift):
-        return _all_tasks(
-            1, (0, 0, 0), x[None], *(None if row is None else row[None] for row in (scale, shift)), over, eps
-        )[0]
+        return _all_tasks(1, (None, None, None), x, scale, shift, over, eps)[0]
     return _AllTasks.apply(_all_tasks, x, scale, shift, over, eps)
 
 
