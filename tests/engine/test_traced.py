@@ -17,8 +17,8 @@ from torch.fx import GraphModule, Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import gradshare as gs
-from gradshare.engine import traced
-from gradshare.engine.convolution import TaskMaps
+from gradshare.engine import convolution, traced
+from gradshare.engine.convolution import TaskMaps, laid_out, operators
 from gradshare.engine.forms import normalised
 from gradshare.engine.operations import conv
 from tests.learners.test_parts import assert_same_as_whole
@@ -168,13 +168,17 @@ def test_the_stand_ins_of_the_operators(name: str) -> None:
         torch.library.opcheck(function, (*tensors, *maps), test_utils=("test_schema", "test_faketensor"))
 
 
+@pytest.mark.parametrize("affine", [False, True])
 @pytest.mark.parametrize("dims", [[1, 3, 4], [2], [3, 4]])
-def test_normalisation_and_its_derivatives(dims: list[int]) -> None:
-    x = torch.randn(2, 3, 2, 2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
-    expected = (x - x.mean(dims, keepdim=True)) / (x.var(dims, correction=0, keepdim=True) + 0.1).sqrt()
-    torch.testing.assert_close(normalised(x, dims, 0.1), expected)
-    assert torch.autograd.gradcheck(lambda x: normalised(x, dims, 0.1), (x,))
-    assert torch.autograd.gradgradcheck(lambda x: normalised(x, dims, 0.1), (x,))
+def test_normalisation_and_its_derivatives(dims: list[int], affine: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, 2, 2, 3, generator=draw, dtype=torch.float64, requires_grad=True)
+    size = [1 if dim in dims else length for dim, length in enumerate(x.shape)] if affine else []
+    scale, shift = (torch.randn(size, generator=draw, dtype=torch.float64, requires_grad=affine) for _ in range(2))
+    y = (x - x.mean(dims, keepdim=True)) / (x.var(dims, correction=0, keepdim=True) + 0.1).sqrt()
+    torch.testing.assert_close(normalised(x, scale, shift, dims, 0.1), y * scale + shift)
+    assert torch.autograd.gradcheck(lambda *values: normalised(*values, dims, 0.1), (x, scale, shift))
+    assert torch.autograd.gradgradcheck(lambda *values: normalised(*values, dims, 0.1), (x, scale, shift))
 
 
 def deep(channels: int = 8) -> nn.Module:
@@ -285,7 +289,7 @@ def test_what_an_inner_step_keeps(interpreted: list[GraphModule], precision: Any
     state, episodes = learner.init(), images(0)
     learner.outer_loss(state, episodes).loss.backward()
     gs.meta_step(learner, state, gs.optimiser(state, 1e-3), episodes, checkpoint=True)
-    first, _, second, _, _, alone = interpreted
+    first, second, _, _, _, alone = interpreted
     layers = sum(isinstance(layer, nn.Conv2d) for layer in deep())
     units = [len(convolutions_of(one)) for one in (first, second, alone)]
     assert units == [3 * layers - 1, 6 * layers - 4, 8 * layers - 5]  # less in the first layer: images are constants
@@ -324,6 +328,37 @@ def test_compiled_programs_give_the_same() -> None:
     assert (found - expected).norm() < 1e-5 * expected.norm()
     assert 1e-4 < (rounded - expected).norm() / expected.norm() < 0.1
     assert len(lines) == 6 and lines[0].startswith("compiling an inner step (")
+
+
+def test_operands_of_convolutions_are_in_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the compiler plans for images and filters that a convolution and its gradients take: one copy of each."""
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.ir import ComputedBuffer
+
+    planned: list[Any] = []
+
+    def plan(self: GraphLowering) -> None:
+        planned.extend(buffer for buffer in self.buffers if isinstance(buffer, ComputedBuffer))
+        raise KeyboardInterrupt  # before anything is compiled
+
+    def step(x: Tensor, w: Tensor) -> list[Tensor]:
+        x, w = laid_out(F.leaky_relu(x).bfloat16()), laid_out(w.bfloat16())
+        y = operators.conv(x, w, *maps)
+        return [y, operators.images_gradient(y, x, w, *maps), operators.filters_gradient(y, x, w, *maps)]
+
+    maps = TaskMaps([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    module = traced.traced(step, [torch.rand(2, 3, 4, 8, 8), torch.rand(2, 4, 4, 3, 3)])
+    monkeypatch.setattr(GraphLowering, "codegen", plan)
+    with pytest.raises(KeyboardInterrupt):
+        traced.compiled(module, "a trial")
+    assert len(planned) == 2, planned
+
+
+def test_each_number_of_streams_has_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: object())
+    convolution._streams.cache_clear()
+    assert [len(convolution._streams(torch.device("cuda", 0), count)) for count in (2, 4)] == [2, 4]
+    convolution._streams.cache_clear()
 
 
 def test_tf32_needs_a_gpu() -> None:

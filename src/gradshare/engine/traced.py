@@ -19,7 +19,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
@@ -30,6 +30,7 @@ from torch.autograd.function import once_differentiable
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from gradshare.engine.convolution import operators
 from gradshare.engine.forms import forms
 from gradshare.engine.vmapped import Given, VmapBackend, explained
 from gradshare.errors import UserError
@@ -128,8 +129,7 @@ class Traced(VmapBackend):
 
         def compile(graph: GraphModule) -> tuple[Program, Program]:
             first, second = halves(graph, len(_flat((fast, shared, batch))[0]), len(fast))
-            later = _Later(second, lambda graph: self._compiled(graph, MEANING["product"]))
-            return self._compiled(first, MEANING["gradient"]), later
+            return self._compiled(first, MEANING["gradient"]), self._compiled(second, MEANING["product"])
 
         return self._kept("both", (fast, shared, batch, fast), compile)
 
@@ -243,22 +243,6 @@ class _Scores(torch.autograd.Function):
         return None, *found, *(None for _ in range(ctx.inputs - len(found)))
 
 
-class _Later:
-    """A program that is compiled at its first call, when it is known how its arguments lie in memory."""
-
-    def __init__(self, module: GraphModule, compile: Callable[[GraphModule], Program]) -> None:
-        self.module, self.compile = module, compile
-        self.program: Program | None = None
-
-    def __call__(self, values: list[Tensor]) -> list[Tensor]:
-        if self.program is None:
-            for node, value in zip(self.module.graph.find_nodes(op="placeholder"), values, strict=True):
-                with node.meta["val"].fake_mode:
-                    node.meta["val"] = node.meta["val"].as_strided(value.shape, value.stride())
-            self.program = self.compile(self.module)
-        return self.program(values)
-
-
 def _leaves(weights: Weights) -> Weights:
     return {name: weight.detach().requires_grad_() for name, weight in weights.items()}
 
@@ -287,6 +271,7 @@ def traced(function: Callable[..., list[Tensor]], values: list[Tensor]) -> Graph
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    _inductor()
     trace = partial(make_fx, tracing_mode="fake", _allow_non_fake_inputs=True)
     # A tensor that comes twice is two inputs; only shapes and types are looked at.
     examples = [torch.empty_like(value, memory_format=torch.contiguous_format) for value in values]
@@ -336,12 +321,32 @@ def _shorten(node: Node) -> None:
             node.replace_all_uses_with(source)
 
 
+@cache
 def _inductor() -> Any:
-    """The compiler's module, which is slow to import."""
+    """The compiler's module, which is slow to import and which learns our operators here."""
     with warnings.catch_warnings():  # PyTorch's own, about PyTorch
         warnings.simplefilter("ignore", DeprecationWarning)
         import torch._inductor.compile_fx
+        from torch._inductor.async_compile import maybe_warm_pool
+        from torch._inductor.lowering import make_fallback
+    if torch.cuda.is_available():
+        maybe_warm_pool()  # the processes that compile kernels start while the first program is traced
+    for name in ("conv", "images_gradient", "filters_gradient"):
+        make_fallback(getattr(operators, name).default, _in_memory)
     return torch._inductor.compile_fx
+
+
+def _in_memory(node: Node, *arguments: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The operands of one of our operators, in memory once for all that read them; else each would make its copy."""
+    from torch._inductor.ir import ExternKernel, TensorBox
+
+    def place(value: Any, source: Any) -> Any:
+        if not isinstance(value, TensorBox):
+            return value
+        value.realize()
+        return ExternKernel.require_exact_strides(value, source.meta["val"].stride())
+
+    return tuple(place(*pair) for pair in zip(arguments, node.args, strict=True)), {}
 
 
 def _by_pytorch(operation: OpOverload) -> bool:
@@ -356,12 +361,17 @@ def compiled(module: GraphModule, what: str) -> Program:
     """A list of operations as one program, by Inductor; it keeps what it compiled for later processes."""
     from torch._guards import TracingContext, tracing
 
-    compile_fx_inner = _inductor().compile_fx_inner
+    inductor = _inductor()
     for listen in _listeners:
         listen(f"compiling {what} ({len(module.graph.nodes):,} operations); later runs find it compiled")
     examples = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
-    with torch.no_grad(), tracing(TracingContext(examples[0].fake_mode)):
-        return cast(Program, compile_fx_inner(module, examples))
+    results = module.graph.output_node()  # which lie in memory as they are written down: another program may take them
+    results.meta["user_visible_output_idxs"] = list(range(len(results.args[0])))
+    # Rather compute activations again from a convolution's result than keep them beside it.
+    again = inductor.config.patch(realize_reads_threshold=8)
+    with warnings.catch_warnings(), again, torch.no_grad(), tracing(TracingContext(examples[0].fake_mode)):
+        warnings.simplefilter("ignore")  # on a GPU the compiler advises TF32, and tells how it computes a softmax
+        return cast(Program, inductor.compile_fx_inner(module, examples))
 
 
 @contextmanager
