@@ -157,10 +157,11 @@ def same_training(cell: Cell) -> Cell:
 
 
 def advance(given: argparse.Namespace) -> bool:
-    """Train what is missing until the budget ends; returns whether all is done."""
+    """Train what is missing until the budget ends; returns whether all is done. What fails is left out."""
     began, path = time.monotonic(), given.out / "runs.csv"
     until = began + 60 * given.budget_minutes
     taken: dict[str, list[float]] = defaultdict(list)  # regime -> seconds of the cells of this call
+    failed: set[Cell] = set()
     with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
         for name in given.regime:
             regime = regimes.KNOWN[name]
@@ -172,7 +173,7 @@ def advance(given: argparse.Namespace) -> bool:
                     for cell in known:
                         append(path, cell, results[same_training(cell)])
                     continue
-                waiting = [cell for cell in waiting if cell not in running.values()]
+                waiting = [cell for cell in waiting if cell not in running.values() and cell not in failed]
                 while waiting and len(running) < given.jobs and time.monotonic() < until:
                     cell = waiting.pop(0)
                     running[pool.submit(regimes.train, *cell, given.runs, given.tiny)] = cell
@@ -180,7 +181,12 @@ def advance(given: argparse.Namespace) -> bool:
                     break
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     cell = running.pop(future)
-                    measures = future.result()
+                    try:
+                        measures = future.result()
+                    except Exception as error:  # the other cells can be trained
+                        failed.add(cell)
+                        print(f"FAILED: {' '.join(map(str, cell))}: {error!r}", flush=True)
+                        continue
                     append(path, cell, measures)
                     taken[name].append(measures[LAST])
                     left = len(waiting) + len(running)
@@ -193,7 +199,7 @@ def advance(given: argparse.Namespace) -> bool:
             if time.monotonic() >= until:
                 print(f"the budget of {given.budget_minutes:g} minutes is spent: the same command goes on", flush=True)
                 return False
-    return True
+    return not failed
 
 
 def status(given: argparse.Namespace) -> Iterator[str]:

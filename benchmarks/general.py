@@ -1,10 +1,12 @@
 """Measure compiled programs for any network on one GPU, beside higher and TorchOpt. Needs no installed gradshare.
 
     PYTHONPATH=src python benchmarks/general.py FOLDER --call 1      # the speed of every network, at most 9 minutes
-    PYTHONPATH=src python benchmarks/general.py FOLDER --call 2      # first steps, exactness, learning
+    PYTHONPATH=src python benchmarks/general.py FOLDER --call 2      # first steps, exactness, learning, tilings
     PYTHONPATH=src python benchmarks/general.py FOLDER --tiny        # both on a CPU, small: does it run?
 
-Results are written to FOLDER after every case. A part that uses up its time leaves out the rest, and its file says so.
+Call 1 begins by compiling all programs at once, each network in a process of its own; the other parts then find them in
+the caches. Results are written to FOLDER after every case. A part that uses up its time leaves out the rest, and its
+file says so. A part that fails is reported, and the others run.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +31,7 @@ from torch import Tensor, nn
 
 import gradshare as gs
 from gradshare.bench.cases import RIVALS, Case
-from gradshare.bench.measure import begin, run
+from gradshare.bench.measure import Timing, begin, run
 from gradshare.bench.results import Failure, Measurement, Results, line_of
 from gradshare.engine import convolution as operators
 from gradshare.engine import traced
@@ -94,6 +97,11 @@ class Context(NamedTuple):
     iterations: int
     end: float
 
+    @property
+    def left(self) -> float:
+        """Seconds of the part that are left, at least one."""
+        return max(1.0, self.end - time.monotonic())
+
     def time(self, cases: list[Case], file: str, **more: Any) -> None:
         """Time cases and write them to a file; those for which no time is left are noted."""
         results = begin_once(self.device)
@@ -153,9 +161,65 @@ def theirs(context: Context, backbone: str, tasks: int, shots: int) -> list[Case
     return [case_of(context, backbone, tasks, shots, library=library, **common) for library in RIVALS]
 
 
+def resnet_cases(context: Context) -> list[Case]:
+    return [case_of(context, "resnet", tasks, shots, **best(context)) for tasks, shots in ((4, 1), (2, 5))]
+
+
+def user_cases(context: Context) -> list[Case]:
+    return [case_of(context, name, 5, 5, **best(context)) for name in ("relu", "stride", "groupnorm")]
+
+
+def method_cases(context: Context) -> list[Case]:
+    methods = ("maml", "anil", "boil", "adaptnorm")
+    return [case_of(context, "conv4", 5, 5, method=method, **best(context)) for method in methods]
+
+
+def prepare(context: Context) -> None:
+    """Compile the programs of all cases, each network and precision in a process of its own, and run none of them."""
+    ours = [[case, replace(case, checkpoint=True)] for case in resnet_cases(context)]
+    ours += [[case] for case in user_cases(context)]
+    groups = ours + [[replace(case, **in_tf32(context)) for case in group[:1]] for group in ours]
+    groups += [[case] for case in method_cases(context)[1:]]
+    groups = groups[:1] if TINY else groups
+    started = [(group[0], child(f"general.compile_only({group!r})")) for group in groups]
+    for case, process in started:
+        try:
+            errors = process.communicate(timeout=context.left)[1]
+            print(f"compiled {case.backbone} {case.method} {case.precision}: {errors[-500:] or 'done'}", flush=True)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            print(f"compiled {case.backbone} {case.method} {case.precision}: not in time", flush=True)
+
+
+def compile_only(cases: list[Case]) -> None:
+    """Take steps in which programs are compiled and give zeros."""
+    compiled = traced.compiled
+
+    def compiled_only(module: Any, what: str) -> traced.Program:
+        compiled(module, what)
+        outputs = [node.meta["val"] for node in module.graph.output_node().args[0]]
+        return lambda values: [torch.zeros(one.shape, dtype=one.dtype, device=values[0].device) for one in outputs]
+
+    traced.compiled = compiled_only
+    for case in cases:
+        Timing(replace(case, engine="eager") if case.engine == "graph" else case, 1)
+
+
+def child(code: str, caches: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """Another Python that runs a line of code with this file as `general`."""
+    begin = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import general"
+    size = "with general.small():" if TINY else "if True:"
+    lines = [begin, "from gradshare.bench.cases import Case", "from gradshare.bench.measure import Timing", size]
+    lines.append(f"    {code}")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(
+        [sys.executable, "-c", "\n".join(lines)], env=os.environ | (caches or {}), text=True, **pipes
+    )
+
+
 def resnets(context: Context) -> None:
-    fast, graph = best(context), {"engine": "graph" if context.device != "cpu" else "eager"}
-    ours = [case_of(context, "resnet", tasks, shots, **fast) for tasks, shots in ((4, 1), (2, 5))]
+    context = context._replace(iterations=min(context.iterations, 30))  # a step of the rivals takes most of a second
+    ours, graph = resnet_cases(context), {"engine": "graph" if context.device != "cpu" else "eager"}
     kept = [replace(case, checkpoint=True) for case in ours]
     tf32 = [replace(case, **in_tf32(context)) for case in ours]
     usual = [replace(case, **graph, precision="float32") for case in ours]
@@ -164,30 +228,26 @@ def resnets(context: Context) -> None:
 
 
 def users(context: Context) -> None:
-    names = ("relu", "stride", "groupnorm")
-    ours = [case_of(context, name, 5, 5, **best(context)) for name in names]
-    rivals = [case for name in names for case in theirs(context, name, 5, 5)]
+    context, ours = context._replace(iterations=min(context.iterations, 50)), user_cases(context)
+    rivals = [case for name in ("relu", "stride", "groupnorm") for case in theirs(context, name, 5, 5)]
     context.time([*ours, *rivals, *(replace(case, **in_tf32(context)) for case in ours)], "general-users.json")
 
 
 def methods(context: Context) -> None:
     """gs.Conv4 with what the kernels do not know, beside maml on the kernels."""
-    names = ("maml", "anil", "boil", "adaptnorm")
-    fast = best(context)
-    context.time([case_of(context, "conv4", 5, 5, method=name, **fast) for name in names], "general-methods.json")
+    context.time(method_cases(context), "general-methods.json")
 
 
 def streams(context: Context) -> None:
     """The calls of a convolution, one a task, on several streams; and kernels that cuDNN chose by timing them."""
-    for count in (1, 2, 4):
+    cases = [case_of(context, name, *sizes, **best(context)) for name, sizes in VARIED.items()]
+    for count in (4, 1, 2):
         print(f"-- {count} streams", flush=True)
         operators.STREAMS = count
-        cases = [case_of(context, name, *sizes, **best(context)) for name, sizes in VARIED.items()]
         context.time(cases, f"general-streams-{count}.json")
     operators.STREAMS = 1
     print("-- cuDNN's benchmark", flush=True)
     torch.backends.cudnn.benchmark = True
-    cases = [case_of(context, name, *sizes, **best(context)) for name, sizes in VARIED.items()]
     context.time(cases, "general-cudnn-benchmark.json")
     torch.backends.cudnn.benchmark = False
 
@@ -201,7 +261,8 @@ def tilings(context: Context) -> None:
         return
     for small in (True, False, True):
         code = f"from gradshare.engine.conv4.triton import device; device.SMALL_BATCH_TILES = {small}; " + TILED
-        subprocess.run([sys.executable, "-c", code, str(context.folder), str(small)], check=True)
+        command = [sys.executable, "-c", code, str(context.folder), str(small)]
+        subprocess.run(command, check=True, timeout=context.left)
 
 
 TILED = """
@@ -226,22 +287,18 @@ def first_steps(context: Context) -> None:
             caches = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
             for state in ("cold", "cached"):
                 case = case_of(context, backbone, 4 if backbone == "resnet" else 5, 1, **best(context))
-                code = (
-                    f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import general;"
-                    f" general.TINY = {TINY}; from gradshare.bench.cases import Case;"
-                    f" from gradshare.bench.measure import Timing;"
-                    f" print(Timing({case!r}, each=1).first_step_seconds)"
-                )
                 started = time.monotonic()
-                out = subprocess.run(
-                    [sys.executable, "-c", code], env=os.environ | caches, capture_output=True, text=True, check=False
+                process = child(f"print(Timing({case!r}, each=1).first_step_seconds)", caches)
+                try:
+                    out, errors = process.communicate(timeout=context.left)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    out, errors = "", "not in time"
+                seconds = (
+                    {"first step": float(out.split()[-1]), "process": time.monotonic() - started} if out else errors
                 )
-                if out.returncode:
-                    found[f"{backbone}, {state}"] = out.stderr[-2000:]
-                else:
-                    step = float(out.stdout.split()[-1])
-                    found[f"{backbone}, {state}"] = {"first step": step, "process": time.monotonic() - started}
-                print(f"first step, {backbone}, {state}: {found[f'{backbone}, {state}']}", flush=True)
+                found[f"{backbone}, {state}"] = seconds
+                print(f"first step, {backbone}, {state}: {seconds}", flush=True)
                 write(context, "general-first-steps.json", found)
 
 
@@ -270,7 +327,7 @@ def errors(row: Row, seed: int, device: str, ours: bool = False) -> dict[str, fl
     """The relative error of a meta-gradient in each precision, by PyTorch and by us; random images, sharing.
 
     Args:
-        ours: PyTorch and our kernels only. Else in the first five seeds also compiled programs.
+        ours: PyTorch and our kernels only. Else, in the first five seeds of the paper's setting, compiled programs too.
     """
     draw = torch.Generator().manual_seed(seed)
     sizes = [(row.tasks, row.ways * each, *row.image) for each in (row.shots, 15 if not TINY else 2)]
@@ -295,7 +352,7 @@ def errors(row: Row, seed: int, device: str, ours: bool = False) -> dict[str, fl
         ways |= {"our bf16": (learner.to(device, "bf16"), True), "compiled bf16": (compiled.to(device, "bf16"), True)}
         ways |= {"compiled tf32": (compiled.to(device, "tf32"), True)}
     for name, (one, tf32) in ways.items():
-        if "compiled" in name and (ours or seed >= 5):  # a program for each row takes a while
+        if "compiled" in name and (ours or seed >= 5 or row != ROWS[0]):  # a program for each row takes a while
             continue
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
         found[name] = ((gradient(one, state, here) - exact).norm() / exact.norm()).item()
@@ -323,33 +380,47 @@ def exactness(context: Context, seeds: int = 20) -> None:
         write(context, "general-exactness.json", table)
 
 
-def learning(context: Context) -> None:
-    """The same training in each precision, from one seed: the mean loss of every tenth of the iterations."""
-    iterations = 4 if TINY else 1000
-    found: dict[str, Any] = {}
+def precisions(context: Context) -> None:
+    """Exactness here, and at the same time the same training in each precision, since neither is timed."""
+    names = ("bf16", "float32") if context.device == "cpu" else ("bf16", "tf32", "float32")
+    seconds = context.left - 5
+    learners = {name: child(f"general.learn({name!r}, {context.device!r}, {seconds})") for name in names}
+    try:
+        exactness(context._replace(end=context.end - 20))
+    finally:
+        found: dict[str, Any] = {}
+        for name, process in learners.items():
+            try:
+                out, errors = process.communicate(timeout=context.left + 20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                out, errors = "", "not in time"
+            found[name] = json.loads(out.splitlines()[-1]) if out else errors[-2000:]
+            print(f"learning, {name}: {found[name]}", flush=True)
+            write(context, "general-learning.json", found)
+
+
+def learn(precision: Any, device: str, seconds: float) -> None:
+    """Train from seed 0; print mean loss and accuracy of every tenth of the iterations."""
+    end, iterations = time.monotonic() + seconds, 4 if TINY else 1000
     dataset = gs.load_dataset("glyphs")
-    dataset = dataset if context.device == "cpu" else dataset.to(context.device)
-    for precision in ("bf16", "float32") if context.device == "cpu" else ("bf16", "tf32", "float32"):
-        widths = (2, 3, 4, 5) if TINY else (64, 128, 256, 512)
-        learner = gs.maml(gs.ResNet12(5, widths, dataset.image), inner_lr=0.05, steps=2 if TINY else 5)
-        learner = learner.to(context.device, precision)
-        state = learner.init(0)
-        step = gs.compiled_step(learner, state, gs.optimiser(state, 1e-3))
-        losses, right = [], []
-        for iteration in range(iterations):
-            if time.monotonic() > context.end:
-                break
-            tasks = dataset.sample("train", gs.Shape(5, 1, 15 if not TINY else 2), 2, (iteration,)).to(context.device)
-            outcome = step(tasks)
-            losses.append(outcome.loss.detach().clone())
-            right.append(outcome.accuracy.mean().clone())
-        each = max(1, iterations // 10)
-        found[precision] = [
-            [torch.stack(values[i : i + each]).mean().item() for i in range(0, len(values), each)]
-            for values in (losses, right)
-        ]
-        print(f"learning, {precision}: accuracy " + " ".join(f"{one:.3f}" for one in found[precision][1]), flush=True)
-        write(context, "general-learning.json", found)
+    dataset = dataset if device == "cpu" else dataset.to(device)
+    widths = (2, 3, 4, 5) if TINY else (64, 128, 256, 512)
+    learner = gs.maml(gs.ResNet12(5, widths, dataset.image), inner_lr=0.05, steps=2 if TINY else 5)
+    learner = learner.to(device, precision)
+    state = learner.init(0)
+    step = gs.compiled_step(learner, state, gs.optimiser(state, 1e-3))
+    losses, right = [], []
+    for iteration in range(iterations):
+        if time.monotonic() > end:
+            break
+        tasks = dataset.sample("train", gs.Shape(5, 1, 15 if not TINY else 2), 2, (iteration,)).to(device)
+        outcome = step(tasks)
+        losses.append(outcome.loss.detach().clone())
+        right.append(outcome.accuracy.mean().clone())
+    each = max(1, iterations // 10)
+    means = [[torch.stack(v[i : i + each]).mean().item() for i in range(0, len(v), each)] for v in (losses, right)]
+    print(json.dumps({"iterations": len(losses), "loss": means[0], "accuracy": means[1]}))
 
 
 def write(context: Context, name: str, content: Any) -> None:
@@ -358,14 +429,14 @@ def write(context: Context, name: str, content: Any) -> None:
 
 
 PARTS = (
-    Part("resnet", 1, 240, resnets),
-    Part("users", 1, 150, users),
-    Part("methods", 1, 70, methods),
-    Part("tilings", 1, 60, tilings),
+    Part("prepare", 1, 110, prepare),
+    Part("resnet", 1, 170, resnets),
+    Part("streams", 1, 80, streams),
+    Part("users", 1, 90, users),
+    Part("methods", 1, 60, methods),
     Part("first", 2, 150, first_steps),
-    Part("exactness", 2, 150, exactness),
-    Part("streams", 2, 90, streams),
-    Part("learning", 2, 120, learning),
+    Part("precisions", 2, 240, precisions),
+    Part("tilings", 2, 120, tilings),
 )
 
 
@@ -394,13 +465,20 @@ def main() -> None:
         if (not given.call or part.call in given.call) and (not given.only or part.name in given.only)
     ]
     given.folder.mkdir(parents=True, exist_ok=True)
+    failed: list[str] = []
     with small() if given.tiny else contextlib.nullcontext():
         for part in chosen:
             print(f"== {part.name}", flush=True)
             started = time.monotonic()
             device, iterations = ("cpu", 3) if given.tiny else ("cuda", given.iterations)
-            part.run(Context(given.folder, device, iterations, started + part.seconds))
+            try:
+                part.run(Context(given.folder, device, iterations, started + part.seconds))
+            except Exception:  # the other parts can do without it
+                failed.append(part.name)
+                traceback.print_exc()
             print(f"   {time.monotonic() - started:.0f} s", flush=True)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

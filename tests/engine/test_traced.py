@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.fx import GraphModule, Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import gradshare as gs
-from gradshare.engine import traced
-from gradshare.engine.convolution import TaskMaps
+from gradshare.engine import convolution, traced
+from gradshare.engine.convolution import TaskMaps, laid_out, operators
 from gradshare.engine.forms import normalised
 from gradshare.engine.operations import conv
 from tests.learners.test_parts import assert_same_as_whole
@@ -38,8 +39,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 
 @pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traced, "compiled", traced.interpreted)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> list[GraphModule]:
+    """Programs run without a compiler. Returns the lists of operations that would be compiled, as they come."""
+    lists: list[GraphModule] = []
+
+    def noted(module: GraphModule, what: str) -> traced.Program:
+        lists.append(module)
+        return traced.interpreted(module, what)
+
+    monkeypatch.setattr(traced, "compiled", noted)
+    return lists
 
 
 def on_programs(case: Case) -> Case:
@@ -159,13 +168,17 @@ def test_the_stand_ins_of_the_operators(name: str) -> None:
         torch.library.opcheck(function, (*tensors, *maps), test_utils=("test_schema", "test_faketensor"))
 
 
+@pytest.mark.parametrize("affine", [False, True])
 @pytest.mark.parametrize("dims", [[1, 3, 4], [2], [3, 4]])
-def test_normalisation_and_its_derivatives(dims: list[int]) -> None:
-    x = torch.randn(2, 3, 2, 2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
-    expected = (x - x.mean(dims, keepdim=True)) / (x.var(dims, correction=0, keepdim=True) + 0.1).sqrt()
-    torch.testing.assert_close(normalised(x, dims, 0.1), expected)
-    assert torch.autograd.gradcheck(lambda x: normalised(x, dims, 0.1), (x,))
-    assert torch.autograd.gradgradcheck(lambda x: normalised(x, dims, 0.1), (x,))
+def test_normalisation_and_its_derivatives(dims: list[int], affine: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, 2, 2, 3, generator=draw, dtype=torch.float64, requires_grad=True)
+    size = [1 if dim in dims else length for dim, length in enumerate(x.shape)] if affine else []
+    scale, shift = (torch.randn(size, generator=draw, dtype=torch.float64, requires_grad=affine) for _ in range(2))
+    y = (x - x.mean(dims, keepdim=True)) / (x.var(dims, correction=0, keepdim=True) + 0.1).sqrt()
+    torch.testing.assert_close(normalised(x, scale, shift, dims, 0.1), y * scale + shift)
+    assert torch.autograd.gradcheck(lambda *values: normalised(*values, dims, 0.1), (x, scale, shift))
+    assert torch.autograd.gradgradcheck(lambda *values: normalised(*values, dims, 0.1), (x, scale, shift))
 
 
 def deep(channels: int = 8) -> nn.Module:
@@ -231,8 +244,7 @@ def test_bf16_is_as_exact_as_autocast(make: Any) -> None:
     assert 1e-5 < sum(ours) < 1.3 * sum(theirs), (ours, theirs)
 
 
-@pytest.mark.usefixtures("interpreted")
-def test_bf16_keeps_weights_and_losses_in_float32() -> None:
+def test_bf16_keeps_weights_and_losses_in_float32(interpreted: list[GraphModule]) -> None:
     learner = gs.maml(deep(), steps=2, sharing=gs.GradientSharing()).to("cpu", "bf16")
     state, episodes = learner.init(), images(0)
     out = learner.outer_loss(state, episodes)
@@ -243,14 +255,13 @@ def test_bf16_keeps_weights_and_losses_in_float32() -> None:
     )
     logits, usual = (one.logits(state, episodes).detach() for one in (learner, learner.to("cpu")))
     assert logits.dtype == torch.float32 and 1e-4 < (logits - usual).norm() / usual.norm() < 0.1  # evaluated in bf16
-    kinds = {node.meta["val"].dtype for node in convolutions_of(learner)}
+    out.loss.backward()
+    kinds = {node.meta["val"].dtype for graph in interpreted for node in convolutions_of(graph)}
     assert kinds == {torch.bfloat16}
 
 
-def convolutions_of(learner: gs.Learner) -> list[Any]:
-    programs = traced.PROGRAMS[learner.module].values()
-    graphs = [cell.cell_contents.graph for run in programs for cell in run.__closure__]
-    return [node for graph in graphs for node in graph.nodes if "gradshare" in str(node.target)]
+def convolutions_of(module: GraphModule) -> list[Node]:
+    return [node for node in module.graph.nodes if "gradshare" in str(node.target)]
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -267,26 +278,25 @@ def test_bf16_runs_every_layer(name: str) -> None:
     assert flat(learner, state, episodes).isfinite().all()
 
 
-@pytest.mark.usefixtures("interpreted")
-def test_an_inner_step_keeps_its_weights_alone() -> None:
-    """What autograd keeps for the way back grows with the weights, not with the activations."""
-    kept = {}
-    for compiled in (False, True):
-        learner = gs.maml(deep(), steps=5).to("cpu", compiled=compiled)
-        state, episodes = learner.init(), images(0)
-        learner.outer_loss(state, episodes)  # traces
-        sizes: dict[int, int] = {}
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_what_an_inner_step_keeps(interpreted: list[GraphModule], precision: Any) -> None:
+    """Results of convolutions, in their own precision, and small things; with `checkpoint` its weights alone.
 
-        def pack(tensor: Tensor, sizes: dict[int, int] = sizes) -> Tensor:
-            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            out = learner.outer_loss(state, episodes)
-        kept[compiled] = sum(sizes.values())
-        assert out.loss.isfinite()
-    weights = sum(weight.numel() for weight in deep().parameters()) * 4 * 3
-    assert kept[True] < 20 * weights < kept[False] / 3, kept
+    What is kept is computed once: of nine units of convolution, the first derivative has three, the second six. Alone,
+    the second derivative computes two of the three again.
+    """
+    learner = gs.maml(deep(), steps=1).to("cpu", precision, compiled=True)
+    state, episodes = learner.init(), images(0)
+    learner.outer_loss(state, episodes).loss.backward()
+    gs.meta_step(learner, state, gs.optimiser(state, 1e-3), episodes, checkpoint=True)
+    first, second, _, _, _, alone = interpreted
+    layers = sum(isinstance(layer, nn.Conv2d) for layer in deep())
+    units = [len(convolutions_of(one)) for one in (first, second, alone)]
+    assert units == [3 * layers - 1, 6 * layers - 4, 8 * layers - 5]  # less in the first layer: images are constants
+    kept = [node for node in first.graph.output_node().args[0][len(state.params) :] if node.op != "placeholder"]
+    sizes = {node: node.meta["val"].numel() * node.meta["val"].element_size() for node in kept}
+    results = [node.meta["val"] for node in convolutions_of(first)]
+    assert sum(sizes.values()) < 2 * sum(each.numel() * each.element_size() for each in results)
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -302,7 +312,7 @@ def test_a_program_serves_all_epochs_and_weights() -> None:
     state = learner.init()
     for epoch in (0, 1, 3):
         learner.at(epoch).outer_loss(state, images(epoch)).loss.backward()
-    assert len(traced.PROGRAMS[learner.module]) == 3
+    assert len(traced.PROGRAMS[learner.module]) == 2
 
 
 def test_compiled_programs_give_the_same() -> None:
@@ -318,6 +328,37 @@ def test_compiled_programs_give_the_same() -> None:
     assert (found - expected).norm() < 1e-5 * expected.norm()
     assert 1e-4 < (rounded - expected).norm() / expected.norm() < 0.1
     assert len(lines) == 6 and lines[0].startswith("compiling an inner step (")
+
+
+def test_operands_of_convolutions_are_in_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the compiler plans for images and filters that a convolution and its gradients take: one copy of each."""
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.ir import ComputedBuffer
+
+    planned: list[Any] = []
+
+    def plan(self: GraphLowering) -> None:
+        planned.extend(buffer for buffer in self.buffers if isinstance(buffer, ComputedBuffer))
+        raise KeyboardInterrupt  # before anything is compiled
+
+    def step(x: Tensor, w: Tensor) -> list[Tensor]:
+        x, w = laid_out(F.leaky_relu(x).bfloat16()), laid_out(w.bfloat16())
+        y = operators.conv(x, w, *maps)
+        return [y, operators.images_gradient(y, x, w, *maps), operators.filters_gradient(y, x, w, *maps)]
+
+    maps = TaskMaps([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    module = traced.traced(step, [torch.rand(2, 3, 4, 8, 8), torch.rand(2, 4, 4, 3, 3)])
+    monkeypatch.setattr(GraphLowering, "codegen", plan)
+    with pytest.raises(KeyboardInterrupt):
+        traced.compiled(module, "a trial")
+    assert len(planned) == 2, planned
+
+
+def test_each_number_of_streams_has_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: object())
+    convolution._streams.cache_clear()
+    assert [len(convolution._streams(torch.device("cuda", 0), count)) for count in (2, 4)] == [2, 4]
+    convolution._streams.cache_clear()
 
 
 def test_tf32_needs_a_gpu() -> None:

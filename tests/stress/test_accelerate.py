@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -69,6 +70,23 @@ def test_half_rate_is_the_original_at_half_the_rate(accelerate: ModuleType) -> N
     cell = accelerate.Cell("sinusoid", "half-rate/zero", 2.0, 3)
     assert accelerate.same_training(cell) == accelerate.Cell("sinusoid", "original/zero", 1.0, 3)
     assert accelerate.same_training(cell._replace(rule="shared")) == cell._replace(rule="shared")
+
+
+def test_a_cell_that_fails_does_not_lose_the_others(
+    accelerate: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(regime: str, rule: str, *rest: object) -> dict[str, float]:
+        if rule == "shared":
+            raise MemoryError("too large")
+        return measures(1.0)
+
+    monkeypatch.setattr(accelerate, "ProcessPoolExecutor", lambda jobs, mp_context: ThreadPoolExecutor(jobs))
+    monkeypatch.setattr(accelerate.regimes, "train", train)
+    rules = ["original", "shared", "gate-only"]
+    options = {"regime": ["sinusoid"], "rules": rules, "rates": [1.0], "seeds": [10], "jobs": 2, "budget_minutes": 1.0}
+    assert not accelerate.advance(Namespace(out=tmp_path, runs=tmp_path, tiny=True, **options))
+    assert {cell.rule for cell in accelerate.read(tmp_path / "runs.csv")} == {"original", "gate-only"}
+    assert "FAILED: sinusoid shared 1.0 10: MemoryError('too large')" in capsys.readouterr().out
 
 
 def test_an_unknown_rule_or_option_is_an_error(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ for name, tensors in (
     ("images_gradient", "Tensor g, Tensor x, Tensor w"),
     ("filters_gradient", "Tensor g, Tensor x, Tensor w"),
 ):
-    library.define(f"{name}({tensors}, {OPTIONS}) -> Tensor", tags=(torch.Tag.needs_exact_strides,))
+    library.define(f"{name}({tensors}, {OPTIONS}) -> Tensor")
 operators = torch.ops.gradshare
 
 
@@ -93,44 +93,49 @@ def _fake_filters_gradient(g: Tensor, x: Tensor, w: Tensor, *options: Any) -> Te
 
 def _conv(x: Tensor, w: Tensor, *options: Any) -> Tensor:
     how = Options(*options)
-    return _by_task(lambda x, w: aten.convolution(x, w, None, *how), _like(x, _shape(x, w, how)), x, w)
+    return _by_task(lambda x, w: aten.convolution(x, w, None, *how), x, w)
 
 
 def _images_gradient(g: Tensor, x: Tensor, w: Tensor, *options: Any) -> Tensor:
     how = Options(*options)
-    return _by_task(lambda g, x, w: conv_backward(g, x, w, how, [True, False, False])[0], _like(x, x.shape), g, x, w)
+    return _by_task(lambda g, x, w: conv_backward(g, x, w, how, [True, False, False])[0], g, x, w)
 
 
 def _filters_gradient(g: Tensor, x: Tensor, w: Tensor, *options: Any) -> Tensor:
     how = Options(*options)
-    return _by_task(lambda g, x, w: conv_backward(g, x, w, how, [False, True, False])[1], _like(w, w.shape), g, x, w)
+    return _by_task(lambda g, x, w: conv_backward(g, x, w, how, [False, True, False])[1], g, x, w)
 
 
-def _by_task(one: Callable[..., Tensor], out: Tensor, *tensors: Tensor) -> Tensor:
-    """Call a function for each task, and leave what it returns in `out`."""
-    for place, task in zip(_places(out), range(len(out)), strict=True):
+def _by_task(one: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Call a function for each task, and join what it returns in one copy, laid out."""
+    results = []
+    for place, task in zip(_places(tensors[0]), zip(*tensors, strict=True), strict=True):
         with place:
-            out[task].copy_(one(*(tensor[task] for tensor in tensors)))
-    return out
+            results.append(one(*task))
+    if len(results) == 1:
+        return laid_out(results[0][None])
+    if results[0].dim() != 4:
+        return torch.stack(results)
+    return torch.stack([result.movedim(1, -1) for result in results]).movedim(-1, 2)
 
 
-def _places(out: Tensor) -> Iterator[AbstractContextManager[Any]]:
+def _places(x: Tensor) -> Iterator[AbstractContextManager[Any]]:
     """Where to compute each task: here, or in turn on several streams of a GPU, which are joined at the end."""
-    if STREAMS == 1 or not out.is_cuda or len(out) == 1:
-        yield from itertools.repeat(nullcontext(), len(out))
+    if STREAMS == 1 or not x.is_cuda or len(x) == 1:
+        yield from itertools.repeat(nullcontext(), len(x))
         return
     here = torch.cuda.current_stream()
-    aside = _streams(out.device)[: len(out)]
+    aside = _streams(x.device, STREAMS)[: len(x)]
     for stream in aside:
         stream.wait_stream(here)
-    yield from itertools.islice(itertools.cycle(torch.cuda.stream(stream) for stream in aside), len(out))
+    yield from itertools.islice(itertools.cycle(torch.cuda.stream(stream) for stream in aside), len(x))
     for stream in aside:
         here.wait_stream(stream)
 
 
 @cache
-def _streams(device: torch.device) -> list[torch.cuda.Stream]:
-    return [torch.cuda.Stream(device) for _ in range(STREAMS)]
+def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
+    return [torch.cuda.Stream(device) for _ in range(count)]
 
 
 for name, compute, stand_in in (

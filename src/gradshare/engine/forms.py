@@ -108,64 +108,80 @@ def _transposed(original: Form, dims: int, low: torch.dtype | None) -> Form:
     return convolution
 
 
-def normalised(x: Tensor, dims: list[int], eps: float) -> Tensor:
-    """(x - mean) / sqrt(var + eps) over some dimensions, in float32 or wider; twice differentiable.
+def normalised(x: Tensor, scale: Tensor, shift: Tensor, dims: list[int], eps: float) -> Tensor:
+    """scale (x - mean) / sqrt(var + eps) + shift over some dimensions, in float32 or wider; twice differentiable.
 
-    With y = normalised(x) and s = sqrt(var(x) + eps), the derivative of y applied to z is
-    P(z) = (z - mean(z) - y mean(z y)) / s. The derivative of x -> P(g), applied to v, is
-    -(y mean(g P(v)) + P(v) mean(g y) + P(g) mean(v y)) / s.
+    The derivatives are those of `operations.py`. Each takes all its sums of one pass over the elements.
+
+    Args:
+        scale, shift: of the size of the mean, or without a derivative.
     """
-    return _Normalised.apply(x, dims, eps)[0]
-
-
-def _project(z: Tensor, y: Tensor, inverse: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
-    """P(z) and mean(z y)."""
-    along = (z * y).mean(dims, keepdim=True)
-    return (z - z.mean(dims, keepdim=True) - y * along) * inverse, along
+    return _Normalised.apply(x, scale, shift, dims, eps)[0]
 
 
 class _Normalised(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor, dims: list[int], eps: float) -> tuple[Tensor, ...]:
         variance, mean = torch.var_mean(wide(x), dims, correction=0, keepdim=True)
         inverse = torch.rsqrt(variance + eps)
-        ctx.save_for_backward(x, mean, inverse)
+        ctx.save_for_backward(x, scale, mean, inverse)
         ctx.dims = dims
         ctx.mark_non_differentiable(mean, inverse)
-        return (wide(x) - mean) * inverse, mean, inverse
+        return (wide(x) - mean) * inverse * scale + shift, mean, inverse
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        return _NormalisedGradient.apply(g, *ctx.saved_tensors, ctx.dims), None, None
+        to_x, to_scale, to_shift = _NormalisedGradient.apply(g, *ctx.saved_tensors, ctx.dims)
+        wanted = ctx.needs_input_grad
+        return to_x, to_scale if wanted[1] else None, to_shift if wanted[2] else None, None, None
 
 
 class _NormalisedGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, g: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, dims: list[int]) -> Tensor:
-        ctx.save_for_backward(g, x, mean, inverse)
-        ctx.dims = dims
-        return _project(g, (wide(x) - mean) * inverse, inverse, dims)[0].to(x.dtype)
+    def forward(
+        ctx: Any, g: Tensor, x: Tensor, scale: Tensor, mean: Tensor, inverse: Tensor, dims: list[int]
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(g, x, scale, mean, inverse)
+        ctx.dims, ctx.count = dims, x.numel() / mean.numel()
+        y = (wide(x) - mean) * inverse
+        mean_g, mean_gy = (value.mean(dims, keepdim=True) for value in (g, g * y))
+        to_x = scale * inverse * (g - mean_g - y * mean_gy)
+        return to_x.to(x.dtype), mean_gy * ctx.count, mean_g * ctx.count
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-        g, x, mean, inverse = ctx.saved_tensors
+    def backward(ctx: Any, v: Tensor, v_scale: Tensor, v_shift: Tensor) -> tuple[Tensor | None, ...]:
+        g, x, scale, mean, inverse = ctx.saved_tensors
         y, v = (wide(x) - mean) * inverse, wide(v)
-        to_g, along_v = _project(v, y, inverse, ctx.dims)
-        p_g, along_g = _project(g, y, inverse, ctx.dims)
-        to_x = -inverse * (y * (g * to_g).mean(ctx.dims, keepdim=True) + to_g * along_g + p_g * along_v)
-        return to_g, to_x.to(x.dtype), None, None, None
+        means = (value.mean(ctx.dims, keepdim=True) for value in (g, g * y, v, v * y, g * v))
+        mean_g, mean_gy, mean_v, mean_vy, mean_gv = means
+        p_v, p_g = ((z - at - y * along) * inverse for z, at, along in ((v, mean_v, mean_vy), (g, mean_g, mean_gy)))
+        mean_gp = (mean_gv - mean_g * mean_v - mean_gy * mean_vy) * inverse  # of g P(v)
+        to_g = scale * p_v + v_scale * y + v_shift
+        to_x = (v_scale - scale * inverse * mean_vy) * p_g - scale * inverse * (y * mean_gp + p_v * mean_gy)
+        return to_g, to_x.to(x.dtype), mean_gp * ctx.count, None, None, None
 
 
-def _all_tasks(tasks: int, dims: Any, x: Tensor, over: list[int], eps: float) -> Tensor:
-    return normalised(_tasks_first(tasks, dims[0], x), [dim + 1 for dim in over], eps)
+def _all_tasks(
+    tasks: int, dims: Any, x: Tensor, scale: Tensor | None, shift: Tensor | None, over: list[int], eps: float
+) -> Tensor:
+    x = _tasks_first(tasks, dims[0], x)
+
+    def of_tasks(row: Tensor | None, dim: int | None, usual: float) -> Tensor:  # [C] -> [tasks, 1, C, 1...]
+        if row is None:
+            return wide(x.new_full((), usual))
+        return _tasks_first(tasks, dim, row).view(tasks, 1, -1, *(1 for _ in x.shape[3:]))
+
+    return normalised(x, of_tasks(scale, dims[1], 1.0), of_tasks(shift, dims[2], 0.0), [dim + 1 for dim in over], eps)
 
 
-def _normalise(x: Tensor, over: list[int], eps: float) -> Tensor:
+def _normalise(
+    x: Tensor, over: list[int], eps: float, scale: Tensor | None = None, shift: Tensor | None = None
+) -> Tensor:
     """Under vmap: `normalised` over dimensions of one task."""
-    if not _differs(x):
-        return normalised(x, over, eps)
-    return _AllTasks.apply(_all_tasks, x, over, eps)
+    if not _differs(x, scale, shift):
+        return _all_tasks(1, (None, None, None), x, scale, shift, over, eps)[0]
+    return _AllTasks.apply(_all_tasks, x, scale, shift, over, eps)
 
 
 def _affine(y: Tensor, weight: Tensor | None, bias: Tensor | None, kind: torch.dtype) -> Tensor:
@@ -184,8 +200,7 @@ def batch_norm(
     """F.batch_norm with the statistics of the batch; `training` and the running statistics are ignored."""
     if input.numel() == input.shape[1]:
         raise UserError(operations.one_value(list(input.shape[2:])))
-    y = _normalise(input, [0, *range(2, input.dim())], eps)
-    return _affine(y, _of_channels(weight, input), _of_channels(bias, input), input.dtype)
+    return _normalise(input, [0, *range(2, input.dim())], eps, weight, bias).to(input.dtype)
 
 
 def instance_norm(
@@ -236,17 +251,20 @@ NORMS: dict[Any, Form] = {
 
 
 class _MaxPool(torch.autograd.Function):
-    """2x2 windows; an odd last row or column belongs to none. Of equal elements the first counts, as in PyTorch."""
+    """2x2 windows; an odd last row or column belongs to none. Of equal elements the first counts, as in PyTorch.
+
+    Channels are last, as convolutions leave them in memory: the compiler keeps to the order that it sees.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        rows, columns = (size // 2 * 2 for size in x.shape[-2:])
-        corners = [x[..., row:rows:2, column:columns:2] for row in (0, 1) for column in (0, 1)]
+        rows, columns = (size // 2 * 2 for size in x.shape[-3:-1])
+        corners = [x[..., row:rows:2, column:columns:2, :] for row in (0, 1) for column in (0, 1)]
         top = torch.maximum(torch.maximum(corners[0], corners[1]), torch.maximum(corners[2], corners[3]))
         place = torch.where(corners[2] == top, 2, 3)
         place = torch.where(corners[0] == top, 0, torch.where(corners[1] == top, 1, place)).to(torch.uint8)
         ctx.save_for_backward(place)
-        ctx.size = x.shape[-2:]
+        ctx.size = x.shape[-3:-1]
         return top
 
     @staticmethod
@@ -254,10 +272,10 @@ class _MaxPool(torch.autograd.Function):
         return _Scatter.apply(g, *ctx.saved_tensors, ctx.size)
 
 
-def _largest(place: Tensor) -> Tensor:  # [..., h, w] -> [..., h, 2, w, 2]
+def _largest(place: Tensor) -> Tensor:  # [..., h, w, C] -> [..., h, 2, w, 2, C]
     """Which elements of the windows are the largest."""
     corner = torch.arange(2, device=place.device, dtype=torch.uint8)
-    return place[..., :, None, :, None] == 2 * corner[:, None, None] + corner
+    return place[..., :, None, :, None, :] == 2 * corner[:, None, None, None] + corner[:, None]
 
 
 class _Scatter(torch.autograd.Function):
@@ -266,21 +284,21 @@ class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, g: Tensor, place: Tensor, size: torch.Size) -> Tensor:
         ctx.save_for_backward(place)
-        spread = torch.where(_largest(place), g[..., :, None, :, None], 0).flatten(-2).flatten(-3, -2)
-        return F.pad(spread, (0, size[1] % 2, 0, size[0] % 2)) if size[0] % 2 or size[1] % 2 else spread
+        spread = torch.where(_largest(place), g[..., :, None, :, None, :], 0).flatten(-3, -2).flatten(-4, -3)
+        return F.pad(spread, (0, 0, 0, size[1] % 2, 0, size[0] % 2)) if size[0] % 2 or size[1] % 2 else spread
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         (place,) = ctx.saved_tensors
-        rows, columns = place.shape[-2:]
-        windows = v[..., : 2 * rows, : 2 * columns].unflatten(-1, (columns, 2)).unflatten(-3, (rows, 2))
-        return torch.where(_largest(place), windows, 0).sum((-3, -1)), None, None
+        rows, columns = place.shape[-3:-1]
+        windows = v[..., : 2 * rows, : 2 * columns, :].unflatten(-2, (columns, 2)).unflatten(-4, (rows, 2))
+        return torch.where(_largest(place), windows, 0).sum((-4, -2)), None, None
 
 
 def _max_pool(original: Form) -> Form:
     def all_tasks(tasks: int, dims: Any, x: Tensor) -> Tensor:
-        return _MaxPool.apply(_tasks_first(tasks, dims[0], x))
+        return _MaxPool.apply(_tasks_first(tasks, dims[0], x).movedim(-3, -1)).movedim(-1, -3)
 
     def pool(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         fits = input.dim() == 4 and input.is_floating_point() and min(input.shape[2:]) >= 2

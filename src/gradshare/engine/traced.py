@@ -8,8 +8,10 @@ join everything between two convolutions or products. There are three lists, eac
     product    w, v -> v dG/dw            the derivative of the same, by what comes back to G
     scores     w -> loss, dloss/dw        the query losses, with their gradient
 
-**Memory.** Nothing of an inner step is kept for the way back but the weights of its tasks: `product` computes the
-activations again. That is one convolution unit of nine more, and the activations of one inner step at a time.
+**Memory.** In training, `gradient` and `product` are the two halves of one list. PyTorch's partitioner cuts it where
+least has to be kept between them: results of convolutions, in their own precision; what is cheap is computed again.
+In less memory (`add_product`) nothing of an inner step is kept but the weights of its tasks, and `product` stands
+alone: it computes the convolutions again.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
@@ -27,6 +30,7 @@ from torch.autograd.function import once_differentiable
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from gradshare.engine.convolution import operators
 from gradshare.engine.forms import forms
 from gradshare.engine.vmapped import Given, VmapBackend, explained
 from gradshare.errors import UserError
@@ -35,9 +39,12 @@ from gradshare.method.episodes import tensors_of
 from gradshare.method.losses import Loss, task_losses
 from gradshare.method.rules import Weights
 
-Kind = Literal["gradient", "product", "scores"]
+Kind = Literal["gradient", "product", "both", "scores"]
 Program = Callable[[list[Tensor]], list[Tensor]]
 MEANING = {"gradient": "an inner step", "product": "its second derivative", "scores": "the query losses"}
+
+# What PyTorch's partitioner would keep rather than compute again: three times the memory of convolutions alone.
+KEPT_FOR_SPEED = ("materialized_backward", "used_far_apart", "long_fusible_chains")
 
 # Programs by module, so that the learners of all epochs have them in common; then by kind, loss and shapes.
 PROGRAMS: WeakKeyDictionary[nn.Module, dict[Any, Program]] = WeakKeyDictionary()
@@ -83,27 +90,26 @@ class Traced(VmapBackend):
 
     def gradients(self, fast: Weights, shared: Weights, batch: Batch, create_graph: bool) -> Weights:
         """The support gradient of every task, in training."""
-        gradient = self._program("gradient", fast, shared, batch)
         if not create_graph:
             with torch.no_grad():
-                return dict(zip(fast, gradient(fast, shared, batch), strict=True))
-        product = self._program("product", fast, shared, batch, fast)
-        found = _Gradients.apply(gradient, product, batch, tuple(fast), tuple(shared), *fast.values(), *shared.values())
+                found = self._program("gradient", fast, shared, batch)(_values(fast, shared, batch))
+        else:
+            halves = self._halves(fast, shared, batch)
+            found = _Gradients.apply(*halves, len(fast), *_flat((fast, shared, batch))[0])
         return dict(zip(fast, found, strict=True))
 
     @torch.no_grad()
     def add_product(self, fast: Weights, shared: Weights, batch: Batch, back: Weights) -> None:
         """Add the derivative of the support gradients, by what comes back to them, to the `grad` of the weights."""
-        leaves = [*fast.values(), *shared.values()]
-        program = self._program("product", fast, shared, batch, back)
-        for leaf, value in zip(leaves, program(fast, shared, batch, back), strict=True):
+        found = self._program("product", fast, shared, batch, back)(_values(fast, shared, batch, back))
+        for leaf, value in zip([*fast.values(), *shared.values()], found, strict=True):
             if leaf.requires_grad:
                 leaf.grad = value if leaf.grad is None else leaf.grad + value
 
     def scores(self, fast: Weights, shared: Weights, batch: Batch) -> Scores:
         """The query losses; the mean of those of all tasks is differentiable."""
         program = self._program("scores", fast, shared, batch)
-        return Scores(*_Scores.apply(program, batch, tuple(fast), tuple(shared), *fast.values(), *shared.values()))
+        return Scores(*_Scores.apply(program, *_flat((fast, shared, batch))[0]))
 
     def share(self, fast: Weights, shared: Weights, batch: Batch) -> str:
         """How many of the operations of an inner step are in programs, and which are PyTorch's own; for people."""
@@ -114,8 +120,30 @@ class Traced(VmapBackend):
         names = ", ".join(sorted({node.target.overloadpacket.__name__ for node in own}))
         return f"{1 - len(own) / len(nodes):.0%} of its operations" + (f", all but {names}" if own else "")
 
-    def _program(self, kind: Kind, *arguments: Any) -> Callable[..., list[Tensor]]:
-        """A program for these arguments: weights of all tasks, what they share, a batch, what comes back."""
+    def _program(self, kind: Kind, *arguments: Any) -> Program:
+        """The program for these arguments: weights of all tasks, what they share, a batch, what comes back."""
+        return self._kept(kind, arguments, lambda graph: self._compiled(graph, MEANING[kind]))
+
+    def _halves(self, fast: Weights, shared: Weights, batch: Batch) -> tuple[Program, Program]:
+        """`gradient` and `product` for one step: the first gives more than gradients, which the second takes first."""
+
+        def compile(graph: GraphModule) -> tuple[Program, Program]:
+            first, second = halves(graph, len(_flat((fast, shared, batch))[0]), len(fast))
+            return self._compiled(first, MEANING["gradient"]), self._compiled(second, MEANING["product"])
+
+        return self._kept("both", (fast, shared, batch, fast), compile)
+
+    def _compiled(self, graph: GraphModule, what: str) -> Program:
+        program = compiled(graph, what)
+
+        def run(values: list[Tensor]) -> list[Tensor]:
+            with _products(self.tf32):
+                return program(values)
+
+        return run
+
+    def _kept(self, kind: Kind, arguments: Any, compile: Callable[[GraphModule], Any]) -> Any:
+        """What was compiled for arguments of this kind and these shapes."""
         fast, shared, batch = arguments[:3]
         if batch.mask is not None and not self._keeps_apart:
             self._check_apart(fast, shared, batch.x)
@@ -126,20 +154,15 @@ class Traced(VmapBackend):
         kinds = tuple((value.shape, value.dtype, value.device) for value in values)
         key = kind, self.adapted, self.low, self.tf32, batch.loss, form, kinds
         if key not in programs:
-            programs[key] = compiled(traced(self._flat_function(kind, arguments, form), values), MEANING[kind])
-        program = programs[key]
-
-        def run(*arguments: Any) -> list[Tensor]:
-            with _products(self.tf32):
-                return program([value.detach().contiguous() for value in _flat(arguments)[0]])
-
-        return run
+            programs[key] = compile(traced(self._flat_function(kind, arguments, form), values))
+        return programs[key]
 
     def _flat_function(self, kind: Kind, arguments: Any, form: Any) -> Callable[..., list[Tensor]]:
         """What a program of a kind does, as a function of tensors alone."""
         functions: dict[Kind, Callable[..., list[Tensor]]] = {
             "gradient": self._gradient,
-            "product": self._product,
+            "product": lambda *given: self._both(*given)[1],
+            "both": lambda *given: [value for part in self._both(*given) for value in part],
             "scores": self._score,
         }
 
@@ -170,15 +193,16 @@ class Traced(VmapBackend):
         fast = _leaves(fast)
         return list(gradients_of(self._losses(fast, shared, batch)[0], fast, create_graph=False).values())
 
-    def _product(self, fast: Weights, shared: Weights, batch: Batch, back: Weights) -> list[Tensor]:
+    def _both(self, fast: Weights, shared: Weights, batch: Batch, back: Weights) -> tuple[list[Tensor], list[Tensor]]:
+        """The support gradients, and their derivative by the weights applied to what comes back."""
         fast, shared = _leaves(fast), _leaves(shared)
         gradients = gradients_of(self._losses(fast, shared, batch)[0], fast, create_graph=True)
         used = [name for name, gradient in gradients.items() if gradient.requires_grad]
         leaves = [*fast.values(), *shared.values()]
         if not used:
-            return [torch.zeros_like(leaf) for leaf in leaves]
+            return list(gradients.values()), [torch.zeros_like(leaf) for leaf in leaves]
         outputs, coming = [gradients[name] for name in used], [back[name] for name in used]
-        return list(torch.autograd.grad(outputs, leaves, coming, materialize_grads=True))
+        return list(gradients.values()), list(torch.autograd.grad(outputs, leaves, coming, materialize_grads=True))
 
     def _score(self, fast: Weights, shared: Weights, batch: Batch) -> list[Tensor]:
         fast, shared = _leaves(fast), _leaves(shared)
@@ -190,39 +214,42 @@ class Traced(VmapBackend):
 
 class _Gradients(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gradient: Any, product: Any, batch: Batch, fast: Any, shared: Any, *weights: Tensor) -> Any:
-        ctx.product, ctx.batch, ctx.names = product, batch, (fast, shared)
-        ctx.save_for_backward(*weights)
-        return tuple(gradient(*_named(weights, fast, shared), batch))
+    def forward(ctx: Any, gradient: Program, product: Program, count: int, *values: Tensor) -> Any:
+        found = gradient([value.detach().contiguous() for value in values])
+        ctx.product, ctx.inputs = product, len(values)
+        ctx.save_for_backward(*found[count:])
+        return tuple(found[:count])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *back: Tensor) -> tuple[Any, ...]:
-        fast, shared = _named(ctx.saved_tensors, *ctx.names)
-        return None, None, None, None, None, *ctx.product(fast, shared, ctx.batch, dict(zip(fast, back, strict=True)))
+        found = ctx.product([*ctx.saved_tensors, *(value.contiguous() for value in back)])
+        return None, None, None, *found, *(None for _ in range(ctx.inputs - len(found)))
 
 
 class _Scores(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, program: Any, batch: Batch, fast: Any, shared: Any, *weights: Tensor) -> Any:
-        mean, losses, outputs, *gradients = program(*_named(weights, fast, shared), batch)
+    def forward(ctx: Any, program: Program, *values: Tensor) -> Any:
+        mean, losses, outputs, *gradients = program([value.detach().contiguous() for value in values])
         ctx.save_for_backward(*gradients)
+        ctx.inputs = len(values)
         ctx.mark_non_differentiable(losses, outputs)
         return mean, losses, outputs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, back: Tensor, *_: Any) -> tuple[Any, ...]:
-        return None, None, None, None, *torch._foreach_mul(ctx.saved_tensors, back)
-
-
-def _named(weights: tuple[Tensor, ...], fast: tuple[str, ...], shared: tuple[str, ...]) -> tuple[Weights, Weights]:
-    own = dict(zip(fast, weights, strict=False))
-    return own, dict(zip(shared, weights[len(fast) :], strict=True))
+        found = torch._foreach_mul(ctx.saved_tensors, back)
+        return None, *found, *(None for _ in range(ctx.inputs - len(found)))
 
 
 def _leaves(weights: Weights) -> Weights:
     return {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+
+
+def _values(*arguments: Any) -> list[Tensor]:
+    """All tensors of the arguments, as programs take them."""
+    return [value.detach().contiguous() for value in _flat(arguments)[0]]
 
 
 def _flat(arguments: Any) -> tuple[list[Tensor], Any]:
@@ -244,15 +271,40 @@ def traced(function: Callable[..., list[Tensor]], values: list[Tensor]) -> Graph
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    trace = make_fx(function, select_decomp_table(), tracing_mode="fake", _allow_non_fake_inputs=True)
+    _inductor()
+    trace = partial(make_fx, tracing_mode="fake", _allow_non_fake_inputs=True)
     # A tensor that comes twice is two inputs; only shapes and types are looked at.
-    module = trace(*(torch.empty_like(value, memory_format=torch.contiguous_format) for value in values))
+    examples = [torch.empty_like(value, memory_format=torch.contiguous_format) for value in values]
+    module = trace(function, select_decomp_table())(*examples)
+    if any(node.op == "call_function" and _writes(node.target) for node in module.graph.nodes):
+        module = trace(torch.func.functionalize(module))(*examples)
     for node in module.graph.nodes:
         _shorten(node)
     module = GraphModule(module, fx_graph_cse(module.graph))
     module.graph.eliminate_dead_code()
     module.recompile()
     return module
+
+
+def _writes(operation: Any) -> bool:
+    """Whether an operation writes in place, as in a few of PyTorch's derivatives; programs must not."""
+    return isinstance(operation, OpOverload) and operation._schema.is_mutable
+
+
+def halves(module: GraphModule, inputs: int, outputs: int) -> tuple[GraphModule, GraphModule]:
+    """Cut a list of operations in two, where least has to be kept between them.
+
+    Args:
+        inputs, outputs: of the first half, which returns after these outputs what the second half takes first.
+    """
+    from torch._functorch import config
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    for number, node in enumerate(module.graph.find_nodes(op="placeholder")):  # the partitioner knows them by names
+        node.target = f"{'primals' if number < inputs else 'tangents'}_{number}"
+    module.recompile()
+    with config.patch({f"ban_recompute_{what}": False for what in KEPT_FOR_SPEED}):
+        return min_cut_rematerialization_partition(module, None, num_fwd_outputs=outputs)
 
 
 def _shorten(node: Node) -> None:
@@ -269,12 +321,32 @@ def _shorten(node: Node) -> None:
             node.replace_all_uses_with(source)
 
 
+@cache
 def _inductor() -> Any:
-    """The compiler's module, which is slow to import."""
+    """The compiler's module, which is slow to import and which learns our operators here."""
     with warnings.catch_warnings():  # PyTorch's own, about PyTorch
         warnings.simplefilter("ignore", DeprecationWarning)
         import torch._inductor.compile_fx
+        from torch._inductor.async_compile import maybe_warm_pool
+        from torch._inductor.lowering import make_fallback
+    if torch.cuda.is_available():
+        maybe_warm_pool()  # the processes that compile kernels start while the first program is traced
+    for name in ("conv", "images_gradient", "filters_gradient"):
+        make_fallback(getattr(operators, name).default, _in_memory)
     return torch._inductor.compile_fx
+
+
+def _in_memory(node: Node, *arguments: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The operands of one of our operators, in memory once for all that read them; else each would make its copy."""
+    from torch._inductor.ir import ExternKernel, TensorBox
+
+    def place(value: Any, source: Any) -> Any:
+        if not isinstance(value, TensorBox):
+            return value
+        value.realize()
+        return ExternKernel.require_exact_strides(value, source.meta["val"].stride())
+
+    return tuple(place(*pair) for pair in zip(arguments, node.args, strict=True)), {}
 
 
 def _by_pytorch(operation: OpOverload) -> bool:
@@ -289,12 +361,17 @@ def compiled(module: GraphModule, what: str) -> Program:
     """A list of operations as one program, by Inductor; it keeps what it compiled for later processes."""
     from torch._guards import TracingContext, tracing
 
-    compile_fx_inner = _inductor().compile_fx_inner
+    inductor = _inductor()
     for listen in _listeners:
         listen(f"compiling {what} ({len(module.graph.nodes):,} operations); later runs find it compiled")
     examples = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
-    with torch.no_grad(), tracing(TracingContext(examples[0].fake_mode)):
-        return cast(Program, compile_fx_inner(module, examples))
+    results = module.graph.output_node()  # which lie in memory as they are written down: another program may take them
+    results.meta["user_visible_output_idxs"] = list(range(len(cast(Any, results.args[0]))))
+    # Rather compute activations again from a convolution's result than keep them beside it.
+    again = inductor.config.patch(realize_reads_threshold=8)
+    with warnings.catch_warnings(), again, torch.no_grad(), tracing(TracingContext(examples[0].fake_mode)):
+        warnings.simplefilter("ignore")  # on a GPU the compiler advises TF32, and tells how it computes a softmax
+        return cast(Program, inductor.compile_fx_inner(module, examples))
 
 
 @contextmanager
