@@ -127,11 +127,11 @@ class Traced(VmapBackend):
     def _halves(self, fast: Weights, shared: Weights, batch: Batch) -> tuple[Program, Program]:
         """`gradient` and `product` for one step: the first gives more than gradients, which the second takes first."""
 
-        def compile(graph: GraphModule) -> tuple[Program, Program]:
+        def both(graph: GraphModule) -> tuple[Program, Program]:
             first, second = halves(graph, len(_flat((fast, shared, batch))[0]), len(fast))
             return self._compiled(first, MEANING["gradient"]), self._compiled(second, MEANING["product"])
 
-        return self._kept("both", (fast, shared, batch, fast), compile)
+        return self._kept("both", (fast, shared, batch, fast), both)
 
     def _compiled(self, graph: GraphModule, what: str) -> Program:
         program = compiled(graph, what)
@@ -142,7 +142,7 @@ class Traced(VmapBackend):
 
         return run
 
-    def _kept(self, kind: Kind, arguments: Any, compile: Callable[[GraphModule], Any]) -> Any:
+    def _kept(self, kind: Kind, arguments: Any, build: Callable[[GraphModule], Any]) -> Any:
         """What was compiled for arguments of this kind and these shapes."""
         fast, shared, batch = arguments[:3]
         if batch.mask is not None and not self._keeps_apart:
@@ -154,7 +154,7 @@ class Traced(VmapBackend):
         kinds = tuple((value.shape, value.dtype, value.device) for value in values)
         key = kind, self.adapted, self.low, self.tf32, batch.loss, form, kinds
         if key not in programs:
-            programs[key] = compile(traced(self._flat_function(kind, arguments, form), values))
+            programs[key] = build(traced(self._flat_function(kind, arguments, form), values))
         return programs[key]
 
     def _flat_function(self, kind: Kind, arguments: Any, form: Any) -> Callable[..., list[Tensor]]:

@@ -37,7 +37,7 @@ def stops_go_to(handle: Callable[[int, object], None]) -> Iterator[dict[int, Any
     """Within the block, `handle` gets Ctrl-C and SIGTERM; what got them before gets them after it.
 
     Python calls a handler wherever it is. In a finaliser, or in a lock of an import, it only prints what `handle`
-    raises, and goes on: then the signal is sent again, a moment later.
+    raises, and goes on: then the main thread gets the signal again, a moment later, also while it sleeps.
     """
     wanted = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
     before: dict[int, Any] = {number: signal.signal(number, handle) for number in wanted}
@@ -45,7 +45,7 @@ def stops_go_to(handle: Callable[[int, object], None]) -> Iterator[dict[int, Any
 
     def send_again(dropped: sys.UnraisableHookArgs) -> None:
         if issubclass(dropped.exc_type, HardStop):
-            threading.Timer(0.01, signal.raise_signal, wanted[:1]).start()
+            threading.Timer(0.01, signal.pthread_kill, (threading.main_thread().ident, wanted[0])).start()
         else:
             hook(dropped)
 
