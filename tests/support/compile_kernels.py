@@ -31,12 +31,15 @@ from triton.runtime.jit import JITFunction
 
 import gradshare as gs
 from gradshare.engine import backends as kernels
+from gradshare.engine import implicit
 from gradshare.engine.conv4.triton import convolution, device, first_block, head, pooled_norm, sharing
+from gradshare.engine.operations import Options
 
 H200 = GPUTarget("cuda", 90, 32)
 PROCESSORS = 132
 MODULES = {
-    module.__name__.rpartition(".")[2]: module for module in (convolution, pooled_norm, first_block, head, sharing)
+    module.__name__.rpartition(".")[2]: module
+    for module in (convolution, pooled_norm, first_block, head, sharing, implicit)
 }
 ROUNDING = "device.factors_program"  # the only program there that the CPU launches
 TYPES = {
@@ -76,18 +79,22 @@ class Recorder:
         def run(*args: Any, **named: Any) -> None:
             options = {name: named.pop(name) for name in ("num_warps", "num_stages") if name in named}
             values = dict(zip(self.program.arg_names, args, strict=False)) | named
-            constants = {p.name: values[p.name] for p in self.program.params if p.is_constexpr}
-            types = {name: type_of(value) for name, value in values.items() if name not in constants}
+            special = {p.name for p in self.program.params if not p.do_not_specialize}
+            ones = {name for name in special if isinstance(values[name], int) and values[name] == 1}
+            known = {p.name for p in self.program.params if p.is_constexpr} | ones
+            constants = {name: value for name, value in values.items() if name in known}
+            types = {name: type_of(value, name in special) for name, value in values.items() if name not in known}
             parts = (tuple(sorted(part.items())) for part in (types, constants, options))
             self.seen[Launch(self.name, *parts)] = None
 
         return run
 
 
-def type_of(value: Any) -> str:
+def type_of(value: Any, special: bool) -> str:
+    """Triton's name of a type; with `:16` where the compiler may rely on a multiple of 16."""
     if isinstance(value, torch.Tensor):
-        return TYPES[value.dtype]
-    return "i32" if isinstance(value, int) else "fp32"
+        return f"{TYPES[value.dtype]}:16"
+    return ("i32:16" if special and value % 16 == 0 else "i32") if isinstance(value, int) else "fp32"
 
 
 def record(precision: Any) -> list[Launch]:
@@ -105,16 +112,31 @@ def record(precision: Any) -> list[Launch]:
     torch.autograd.grad(
         learner.outer_loss(state, gs.Episodes(x, y, x, y)).loss, list(state.trainable().values()), allow_unused=True
     )
+    if precision == "bf16":
+        convolutions()
     return list(seen)
+
+
+def convolutions() -> None:
+    """Launch the programs of `implicit.py`, with channels of every kind."""
+    for sources, targets in ((3, 64), (48, 48), (64, 128), (512, 512)):
+        how = Options([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        x, g, w = (
+            torch.empty(4, *size, dtype=torch.bfloat16)
+            for size in ((5, sources, 42, 42), (5, targets, 42, 42), (targets, sources, 3, 3))
+        )
+        implicit.conv(x, w, how, g)
+        implicit.images_gradient(g, w, how, x)
+        implicit.filters_gradient(g, x, how, w)
 
 
 def compiled(asked: Launch) -> dict[str, Any]:
     device.OVERLAPS = tl.constexpr(True)  # as on an H200
     program, begun = programs()[asked.program], time.monotonic()
     types, constants = dict(asked.types), dict(asked.constants)
-    signature = {name: types.get(name, "constexpr") for name in program.arg_names}
+    signature = {name: types.get(name, "constexpr").removesuffix(":16") for name in program.arg_names}
     at = {name: (place,) for place, name in enumerate(program.arg_names)}
-    aligned = {at[name]: [["tt.divisibility", 16]] for name, kind in types.items() if kind.startswith("*")}
+    aligned = {at[name]: [["tt.divisibility", 16]] for name, kind in types.items() if kind.endswith(":16")}
     source = ASTSource(program, signature, {at[name]: value for name, value in constants.items()}, aligned)
     kernel = triton.compile(source, target=H200, options=dict(asked.options))
     return {

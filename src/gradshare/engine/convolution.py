@@ -17,11 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradshare.engine.backends import not_installed
 from gradshare.engine.operations import Options, conv_backward
 from gradshare.errors import UserError
 
 aten = torch.ops.aten
 
+# Whether the programs of `implicit.py` compute what they can.
+AT_ONCE = True
 # On how many streams a GPU computes the tasks of a convolution, one call of PyTorch's for each task.
 STREAMS = 1
 
@@ -93,17 +96,35 @@ def _fake_filters_gradient(g: Tensor, x: Tensor, w: Tensor, *options: Any) -> Te
 
 def _conv(x: Tensor, w: Tensor, *options: Any) -> Tensor:
     how = Options(*options)
+    if _at_once(x, how):
+        from gradshare.engine import implicit
+
+        return implicit.conv(x, w, how, _fake_conv(x, w, *options))
     return _by_task(lambda x, w: aten.convolution(x, w, None, *how), x, w)
 
 
 def _images_gradient(g: Tensor, x: Tensor, w: Tensor, *options: Any) -> Tensor:
     how = Options(*options)
+    if _at_once(x, how):
+        from gradshare.engine import implicit
+
+        return implicit.images_gradient(g, w, how, _like(x, x.shape))
     return _by_task(lambda g, x, w: conv_backward(g, x, w, how, [True, False, False])[0], g, x, w)
 
 
 def _filters_gradient(g: Tensor, x: Tensor, w: Tensor, *options: Any) -> Tensor:
     how = Options(*options)
+    if _at_once(x, how):
+        from gradshare.engine import implicit
+
+        return implicit.filters_gradient(g, x, how, _like(w, w.shape))
     return _by_task(lambda g, x, w: conv_backward(g, x, w, how, [False, True, False])[1], g, x, w)
+
+
+def _at_once(x: Tensor, how: Options) -> bool:
+    """Whether our GPU programs compute all tasks at once; PyTorch's know no task axis."""
+    plain = x.is_cuda and x.dtype == torch.bfloat16 and x.dim() == 5 and not how.transposed and how.groups == 1
+    return AT_ONCE and plain and len(x) > 1 and not_installed() is None
 
 
 def _by_task(one: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
