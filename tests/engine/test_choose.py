@@ -36,6 +36,9 @@ def test_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.device, found.engine, found.precision, found.threads) == ("cpu", "eager", "float32", 4)
     assert str(found) == "on the CPU, 4 threads, float32"
     assert "as always on a CPU" in str(choose(deterministic=True, threads=1))
+    assert str(choose(precision="bf16", threads=2)) == "on the CPU, 2 threads, bf16"
+    with pytest.raises(gs.UserError, match="tf32 is arithmetic of NVIDIA GPUs"):
+        choose(precision="tf32")
 
 
 def test_on_a_gpu(gpu: None) -> None:
@@ -82,7 +85,7 @@ def test_several_processes_share_the_cores_and_have_a_gpu_each(gpu: None) -> Non
         ({"device": "cpu:3"}, "only one CPU"),
         ({"engine": "graph"}, "needs a GPU"),
         ({"engine": "fast"}, "auto, eager, graph"),
-        ({"precision": "tf32"}, "no GPU in use"),
+        ({"precision": "tf32"}, "arithmetic of NVIDIA GPUs"),
         ({"precision": "float64"}, "float32, tf32, bf16"),
     ],
 )

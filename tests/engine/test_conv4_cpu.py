@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import gradshare as gs
-from gradshare.engine.conv4.cpu import pooled_norm
+from gradshare.engine import backends
+from gradshare.engine.conv4.cpu import network, pooled_norm
 from gradshare.engine.conv4.cpu.network import fits
+from gradshare.engine.operations import conv
 
 METHODS: dict[str, Any] = {
     "maml": gs.maml,
@@ -126,3 +128,26 @@ def test_images_may_be_differentiated() -> None:
         loss = learner.outer_loss(learner.init(), gs.Episodes(x, y, x, y)).loss
         grads.append(torch.autograd.grad(loss, x)[0])
     torch.testing.assert_close(grads[0], grads[1], rtol=1e-9, atol=1e-14)
+
+
+def test_bf16_rounds_the_operands_of_convolutions_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "lacking", lambda module, adapted: "there is no GPU")
+    convolved: list[tuple[torch.dtype, ...]] = []
+
+    def recorded(*operands: Any) -> Tensor:
+        convolved.append(tuple(operand.dtype for operand in operands[:2]))
+        return conv(*operands)
+
+    monkeypatch.setattr(network, "conv", recorded)
+    draw = torch.Generator().manual_seed(0)
+    x, query = (torch.rand(2, n, 1, 28, 28, generator=draw) for n in (5, 15))
+    episodes = gs.Episodes(x, torch.arange(5).expand(2, 5), query, torch.arange(5).repeat(3).expand(2, 15))
+    usual = gs.maml(gs.Conv4(5, 16, (1, 28, 28)), inner_lr=0.01, steps=1, sharing=gs.GradientSharing())
+    state, gradients = usual.init(0), []
+    for learner, kind in ((usual, torch.float32), (usual.to("cpu", "bf16"), torch.bfloat16)):
+        convolved.clear()
+        loss = learner.outer_loss(state, episodes).loss
+        gradients.append(torch.cat([part.flatten() for part in torch.autograd.grad(loss, [*state.params.values()])]))
+        assert set(convolved) == {(kind, kind)} and loss.dtype == gradients[-1].dtype == torch.float32
+    away = (gradients[1] - gradients[0]).norm() / gradients[0].norm()
+    assert 1e-3 < away < 0.5, away  # batch norm over the five pixels of the last block multiplies the rounding

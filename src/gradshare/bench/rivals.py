@@ -65,7 +65,9 @@ def meta_step(case: Case, network: nn.Module, rate: float, inner_rate: float) ->
 def _precision(case: Case) -> AbstractContextManager[Any]:
     """Set the precision as a user of these libraries would: PyTorch's option for TF32, its autocast for bf16."""
     if case.precision == "bf16":
-        return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)  # casts of one task must not serve the next
+        return torch.autocast(
+            torch.device(case.device).type, torch.bfloat16, cache_enabled=False
+        )  # casts of one task must not serve the next
     return tf32_products(case.precision == "tf32") if case.device != "cpu" else nullcontext()
 
 

@@ -51,8 +51,8 @@ class Benchmark:
     """eager: operation by operation; graph: one CUDA graph; compiled: on a CPU, programs of the network. By default
     those of the device; compiled only for other networks than conv4."""
     precisions: Annotated[tuple[Precision, ...], SEVERAL] = ()
-    """float32: PyTorch's operations, all that a CPU has; tf32 and bf16, the default on a GPU: our kernels for conv4,
-    compiled programs for other networks."""
+    """float32: PyTorch's operations, the default on a CPU; bf16, also on a CPU, and tf32, the defaults on a GPU: our
+    code for conv4, compiled programs for other networks."""
     rivals: bool | None = None
     """Also time the other libraries (pip install 'gradshare[bench]'); by default only without --sweep."""
     sweep: SweepName | None = None

@@ -25,10 +25,14 @@ def backend(
         any_layout: whether the inner rule accepts all weights as one vector.
         precision: `"float32"`, or on a GPU `"tf32"`, or `"bf16"`.
         kernels: whether our GPU kernels for Conv4 can run it.
-        compiled: whether to compile it in float32 too, as the other precisions always do without kernels.
+        compiled: whether to compile it in any case. Without kernels the other precisions compile all networks but
+            `Conv4` on a CPU.
     """
-    if precision == "float32" and not compiled:
-        return CpuConv4(module, adapted)
+    on_cpu = all(weight.is_cpu for weight in module.parameters())
+    if not compiled and (
+        precision == "float32" or (precision == "bf16" and on_cpu and not kernels and is_plain_conv4(module))
+    ):
+        return CpuConv4(module, adapted, torch.bfloat16 if precision == "bf16" else None)
     if precision == "float32" or not kernels:
         from gradshare.engine.traced import Traced
 

@@ -45,8 +45,9 @@ class Choice:
         several = "" if self.processes == 1 else f"{self.processes} processes, each "
         if not self.on_gpu:
             same = "; the same bits in every run, as always on a CPU" if self.deterministic else ""
-            how = f", {self._programs}" if self.engine == "compiled" else ""
-            return f"{several}on the CPU, {self.threads} thread{'s' * (self.threads > 1)}, float32{how}{same}"
+            how = f", {self._programs}" if self.engine == "compiled" or self.share is not None else ""
+            threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
+            return f"{several}on the CPU, {threads}, {self.precision}{how}{same}"
         engine = "one CUDA graph a meta-iteration" if self.engine == "graph" else "operation by operation"
         same = "; the same bits in every run" if self.deterministic else ""
         return f"{several}on {torch.cuda.get_device_name(self.device)}, {engine}, {self._arithmetic}{same}"
@@ -98,7 +99,9 @@ def choose(
         raise UserError(f"a precision is auto, {', '.join(get_args(Precision))}, not {short_repr(precision)}")
     if precision == "auto":
         precision = "tf32" if no_kernels is None else "float32"
-    elif precision != "float32" and missing is not None:
+    elif precision == "tf32" and not on_gpu:
+        raise UserError("precision tf32 is arithmetic of NVIDIA GPUs: on a CPU use precision float32 or bf16")
+    elif precision != "float32" and on_gpu and missing is not None:
         raise UserError(f"precision {precision} needs programs for a GPU, and {missing}: use precision float32")
     cores = max(1, own_cores() // local_processes)
     threads = threads or threads_asked() or cores

@@ -106,8 +106,8 @@ class Learner:
         Args:
             precision: `"float32"` runs any module by PyTorch's own operations. `"tf32"` (on a GPU) and `"bf16"` have
                 the products of convolutions, linear layers and attention in TF32, or all activations in bfloat16;
-                weights, sums and statistics stay float32. `Conv4` runs by our GPU kernels where they fit, and any
-                other module as compiled programs: see docs/performance.md.
+                weights, sums and statistics stay float32. `Conv4` runs by our GPU kernels where they fit, or by code
+                for a CPU, and any other module as compiled programs: see docs/performance.md.
             compiled: compile it in float32 too. The first step takes a minute or so; later processes are faster.
         """
         place = check_device(device)

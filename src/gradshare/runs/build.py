@@ -107,7 +107,8 @@ def choice_for(config: RunConfig, group: Group = ALONE) -> Choice:
 
 def with_share(choice: Choice, config: RunConfig, image: tuple[int, int, int], allowed: Container[str] = ()) -> Choice:
     """A choice that says how much of the network is in compiled programs, where there are some."""
-    if choice.engine != "compiled" and (choice.precision == "float32" or choice.no_kernels is None):
+    own_code = choice.no_kernels is None or (config.backbone == "conv4" and not choice.on_gpu)
+    if choice.engine != "compiled" and (choice.precision == "float32" or own_code):
         return choice
     precision: Precision = "bf16" if choice.precision == "bf16" else "float32"
     learner = build_learner(config, image, allowed).to("cpu", precision, compiled=True)

@@ -123,7 +123,8 @@ class RunConfig(Training):
     compiled makes programs of the network first, which takes a minute or two: for long runs."""
     precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
     """float32: PyTorch's operations; tf32, bf16: on a GPU, our kernels for conv4, and compiled programs for any other
-    network; auto is tf32 if the kernels support the run."""
+    network; auto is tf32 if the kernels support the run. On a CPU, bf16 rounds the operands of convolutions: faster
+    where the processor has instructions for it (lscpu: avx512_bf16, amx_bf16)."""
     threads: int = 0
     """CPU threads; 0: as OMP_NUM_THREADS says, else one for each core that the process may use."""
     deterministic: bool = False

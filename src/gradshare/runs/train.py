@@ -147,6 +147,7 @@ def train(
         engine: `"graph"` records a meta-iteration as one CUDA graph; `"eager"` runs it operation by operation;
             `"auto"` is graph on a GPU, in one process. `"compiled"`, on a CPU, makes programs of the model first.
         precision: `"float32"`; `"tf32"` and `"bf16"` are faster on a GPU: `Conv4` by our kernels, others compiled.
+            `"bf16"` is also for a CPU that has instructions for it.
         group: processes, from `gs.processes()`, that share the tasks of a batch; the first one writes the folder.
         trackers: one object or several with the methods `log_hyperparams(params)`, `log_metrics(metrics, step)` and
             `finalize(status)`, as Lightning's loggers for TensorBoard, W&B and MLflow have them. They get the options,

@@ -23,7 +23,15 @@ from gradshare.method.rules import Weights
 
 
 class CpuConv4(VmapBackend):
-    """Conv4 by the functions below where they fit its inputs; any other module, and other inputs, as in general."""
+    """Conv4 by the functions below where they fit its inputs; any other module, and other inputs, as in general.
+
+    Args:
+        low: type of the operands of convolutions after the first block; None: that of the weights.
+    """
+
+    def __init__(self, module: nn.Module, adapted: tuple[str, ...], low: torch.dtype | None = None) -> None:
+        super().__init__(module, adapted)
+        self.low = low
 
     def start(self, params: Mapping[str, Tensor]) -> Weights:
         weights = super().start(params)
@@ -46,7 +54,7 @@ class CpuConv4(VmapBackend):
         if has_zero_gain({**same, **fast}):
             return super().forward(fast, shared, Given(x.x), inner)
         weights = {name: weight.expand(len(x.x), *weight.shape) for name, weight in same.items() if name not in fast}
-        return forward(self.module, {**weights, **fast}, x)
+        return forward(self.module, {**weights, **fast}, x, self.low)
 
 
 def check_images(module: Conv4, x: Tensor) -> None:  # [tasks, n, C, H, W]
@@ -74,7 +82,9 @@ def in_memory_order(w: Tensor) -> Tensor:
     return w.contiguous(memory_format=torch.channels_last) if w.dim() == 4 and w.is_cpu else w
 
 
-def forward(module: Conv4, weights: Mapping[str, Tensor], images: Images) -> Tensor:  # [tasks, n, ways]
+def forward(  # [tasks, n, ways]
+    module: Conv4, weights: Mapping[str, Tensor], images: Images, low: torch.dtype | None = None
+) -> Tensor:
     """Run Conv4 on each task's images with that task's weights, `{name in the module: [tasks, *shape]}`."""
     tasks = len(images.x)
     geometry = Geometry([1, 1], [1, 1], [1, 1], False, [0, 0], tasks)
@@ -90,7 +100,8 @@ def forward(module: Conv4, weights: Mapping[str, Tensor], images: Images) -> Ten
         if layer == 0 and not x.requires_grad:
             x = first_block(images, filters, gain, bias, geometry, norm.eps, module.SLOPE)
         else:
-            x = pooled_norm(conv(x, filters, None, geometry), gain, bias, norm.eps, module.SLOPE)
+            z = conv(x.to(low or x.dtype), filters.to(low or x.dtype), None, geometry).to(x.dtype)
+            x = pooled_norm(z, gain, bias, norm.eps, module.SLOPE)
     n, _, height, width = x.shape
     features = x.reshape(n, tasks, -1, height, width).transpose(0, 1).flatten(2)
     logits = torch.baddbmm(weights["head.bias"].unsqueeze(1), features, weights["head.weight"].mT)
