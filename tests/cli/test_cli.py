@@ -351,7 +351,7 @@ def test_a_comparison_and_a_grid_with_workers(blobs: Path, tmp_path: Path) -> No
         ("bench --shape huge", "--shape"),
         ("bench --threads 5000", "threads"),
         ("bench --device cpu --engines graph", "GPU"),
-        ("bench --device cpu --precisions bf16", "GPU"),
+        ("bench --device cpu --precisions tf32", "GPU"),
         ("bench --device cpu --size 8", "at least 16"),
         ("bench --device cpu --steps 0", "steps is 0"),
         ("bench --iterations 0", "iterations is 0"),
