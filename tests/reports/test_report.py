@@ -258,6 +258,17 @@ def test_the_panels_of_a_file_are_in_the_order_of_the_paper(tmp_path: Path) -> N
     assert len({axes[0].get_position().y0, axes[1].get_position().y0, axes[2].get_position().y0}) == 1
 
 
+def test_the_label_of_an_axis_is_inside_the_figure(tmp_path: Path) -> None:
+    """The widest ticks are 27.5 % and the like."""
+    for shots in (1, 5):
+        make_run(tmp_path / str(shots), "original", [0.28, 0.36, 0.44], shots=shots)
+    figure = draw(curves(compared(tmp_path)))
+    assert len(figure.axes) == 2
+    figure.draw_without_rendering()
+    assert min(axes.yaxis.label.get_window_extent().x0 for axes in figure.axes) > 0
+    assert "27.5 %" in [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+
+
 def test_a_file_for_every_data_set_and_rate(tmp_path: Path) -> None:
     for data in ("cub", "mini"):
         for rate in (0.1, 1.0):
