@@ -178,6 +178,14 @@ def test_the_terminal_table_fits_eighty_columns(tmp_path: Path) -> None:
     assert any(line.startswith("memory-only*") for line in lines) and "* stopped" in "".join(lines)
 
 
+def test_the_caption_in_the_terminal_names_the_columns_that_are_there(trio: Path, tmp_path: Path) -> None:
+    make_run(tmp_path / "pair" / "original", "original", [0.4, 0.5])
+    make_run(tmp_path / "pair" / "shared", "shared", [0.5, 0.6])
+    assert "Original: the verdict" in in_terminal(tmp_path / "pair")
+    shown = in_terminal(trio)
+    assert "Original, best control: the verdict" in shown and "up to 5, predict together" in " ".join(shown.split())
+
+
 def test_the_terminal_shows_experiments_one_after_the_other(seeds: Path) -> None:
     make_run(seeds / "other" / "seed-0", "original", [0.5])
     lines = in_terminal(seeds).splitlines()
