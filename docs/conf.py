@@ -33,6 +33,7 @@ html_theme = "furo"
 html_title = f"gradshare {version}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+pygments_dark_style = "github-dark"  # the default underlines names as if they were links
 html_extra_path = ["../results/paper/report.html"]  # a report page, to be tried
 html_show_copyright = False
 html_copy_source = False

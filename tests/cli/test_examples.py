@@ -34,7 +34,8 @@ def test_the_code_of_a_page_runs(page: Path, blobs: Path, tmp_path: Path, monkey
     shutil.copytree(blobs, tmp_path / "data" / "glyphs")  # small images: to draw the real ones takes 15 s
     monkeypatch.setenv("GRADSHARE_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
-    exec(compile(code_of(page), page.name, "exec"), {"__name__": "page"})
+    code = compile(code_of(page), page.name, "exec", dont_inherit=True)  # as a reader's, without annotations from here
+    exec(code, {"__name__": "page"})
 
 
 def test_the_sinusoid_example_learns_to_regress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

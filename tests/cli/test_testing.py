@@ -46,7 +46,7 @@ def test_one_run(comparison: Path) -> None:
     assert best == f"best epoch {run.best_epochs[0]}: {percent(gs.evaluate(run, tasks=8))} over 8 test tasks"
     states = [run.state(epoch) for epoch in run.best_epochs]
     assert ensemble == f"ensemble of 2: {percent(gs.evaluate(run, states, tasks=8))} over 8 test tasks"
-    assert about.startswith("blobs, 3-way 1-shot, 3 queries, inner steps: 2, inductive. Evaluation is inductive")
+    assert about.startswith("blobs, 3-way 1-shot, 3 queries, inner steps: 2. Evaluation is inductive")
 
 
 def test_other_tasks_steps_and_statistics(comparison: Path) -> None:
@@ -56,7 +56,7 @@ def test_other_tasks_steps_and_statistics(comparison: Path) -> None:
     shape = gs.Shape(2, 4, 5)
     result = gs.evaluate(run, split="val", shape=shape, tasks=6, seed=7, steps=4, norm_statistics="batch")
     assert f"{percent(result)} over 6 val tasks" in shown
-    assert "2-way 4-shot, 5 queries, inner steps: 4, transductive. Evaluation is transductive" in shown
+    assert "2-way 4-shot, 5 queries, inner steps: 4. Evaluation is transductive" in shown
     for option in ("--ways", "--shots", "--queries", "--steps"):
         assert "must be at least 1" in mistake("test", run.folder, option, 0)
     assert "outputs" in mistake("test", run.folder, "--ways", 4, "--tasks", 2)

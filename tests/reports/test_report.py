@@ -178,6 +178,14 @@ def test_the_terminal_table_fits_eighty_columns(tmp_path: Path) -> None:
     assert any(line.startswith("memory-only*") for line in lines) and "* stopped" in "".join(lines)
 
 
+def test_the_caption_in_the_terminal_names_the_columns_that_are_there(trio: Path, tmp_path: Path) -> None:
+    make_run(tmp_path / "pair" / "original", "original", [0.4, 0.5])
+    make_run(tmp_path / "pair" / "shared", "shared", [0.5, 0.6])
+    assert "Original: the verdict" in in_terminal(tmp_path / "pair")
+    shown = in_terminal(trio)
+    assert "Original, best control: the verdict" in shown and "up to 5, predict together" in " ".join(shown.split())
+
+
 def test_the_terminal_shows_experiments_one_after_the_other(seeds: Path) -> None:
     make_run(seeds / "other" / "seed-0", "original", [0.5])
     lines = in_terminal(seeds).splitlines()
@@ -256,6 +264,17 @@ def test_the_panels_of_a_file_are_in_the_order_of_the_paper(tmp_path: Path) -> N
         "MAML/5, 5-way 1-shot", "Meta-SGD/5, 5-way 1-shot", "MAML++/5, 5-way 1-shot", "MAML/1, 5-way 1-shot",
     ]  # fmt: skip
     assert len({axes[0].get_position().y0, axes[1].get_position().y0, axes[2].get_position().y0}) == 1
+
+
+def test_the_label_of_an_axis_is_inside_the_figure(tmp_path: Path) -> None:
+    """The widest ticks are 27.5 % and the like."""
+    for shots in (1, 5):
+        make_run(tmp_path / str(shots), "original", [0.28, 0.36, 0.44], shots=shots)
+    figure = draw(curves(compared(tmp_path)))
+    assert len(figure.axes) == 2
+    figure.draw_without_rendering()
+    assert min(axes.yaxis.label.get_window_extent().x0 for axes in figure.axes) > 0
+    assert "27.5 %" in [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
 
 
 def test_a_file_for_every_data_set_and_rate(tmp_path: Path) -> None:

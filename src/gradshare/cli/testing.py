@@ -71,6 +71,10 @@ class Tested:
     about: str  # the tasks, in words
 
     @property
+    def kind(self) -> str:
+        return f"{self.about}, {WORDS[self.best.norm_statistics]}"
+
+    @property
     def row(self) -> list[str]:
         ensemble = f"{score_text(self.ensemble)} ({len(self.epochs)})"
         return [self.label, str(self.epochs[0]), score_text(self.best), ensemble]
@@ -138,7 +142,7 @@ def _test(folder: Path, label: str, options: TestTasks, own: Sequence[str]) -> T
 
         best, ensemble = tested(states[:1], 0), tested(states, options.tasks)
     data = Path(options.dataset or config.dataset).name
-    about = f"{shape.ways}-way {shape.shots}-shot, {shape.queries} queries, inner steps: {steps}, {WORDS[norm]}"
+    about = f"{shape.ways}-way {shape.shots}-shot, {shape.queries} queries, inner steps: {steps}"
     return Tested(label, saved.best_epochs, best, ensemble, f"{data}, {about}")
 
 
@@ -155,12 +159,12 @@ def _print_table(results: Sequence[Tested], options: TestTasks) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    several = len({one.about for one in results}) > 1
+    several = len({one.kind for one in results}) > 1
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name in ("Run", "Epoch", "Best epoch", "Ensemble (epochs)", *(["Tasks"] if several else [])):
         table.add_column(name, justify="left" if name in ("Run", "Tasks") else "right", overflow="fold")
     for one in results:
-        table.add_row(*(Text(printable(cell)) for cell in [*one.row, *([one.about] if several else [])]))
+        table.add_row(*(Text(printable(cell)) for cell in [*one.row, *([one.kind] if several else [])]))
     Console().print(table)
     say(f"Over {options.tasks} {options.split} tasks" + ("" if several else f" of {results[0].about}") + ".")
     for norm in sorted({one.best.norm_statistics for one in results}):

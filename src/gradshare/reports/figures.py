@@ -17,8 +17,8 @@ from gradshare.reports.model import sort_key, text_of
 from gradshare.reports.panels import FIRST, INK, MANY, Line, Panel, limits, tick_text
 
 GRID, PAPER = "#d9dde2", "#ffffff"
-ALONE, AMONG = (9.6, 4.1), (4.4, 2.5)  # inches: width of a panel with its margins, height of its axes
-LEFT, RIGHT, ABOVE, BELOW, LEGEND_LINE = 0.75, 0.45, 0.36, 0.66, 0.19
+ALONE, AMONG = (9.75, 4.1), (4.55, 2.5)  # inches: width of a panel with its margins, height of its axes
+LEFT, RIGHT, ABOVE, BELOW, LEGEND_LINE = 0.9, 0.45, 0.36, 0.66, 0.19
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: the same layout on every machine

@@ -11,7 +11,7 @@ from gradshare.reports.comparison import ArmResult, Comparison, ExperimentResult
 from gradshare.reports.model import Measure, Run, count
 from gradshare.reports.paper import experiment_of
 from gradshare.reports.statistics import Verdict, Versus, mean
-from gradshare.runs.folder import Score
+from gradshare.runs.folder import ENSEMBLE, Score
 
 
 class Cell(NamedTuple):
@@ -36,6 +36,7 @@ VERDICT_NOTE = (
     " The difference is arm minus reference, the mean over the common epochs, in {unit}. The best control is the one"
     " that the arm leads least."
 )
+TEST_NOTE = f"Test: the best epochs, up to {ENSEMBLE}, predict together."
 TASKS_NOTE = "± of one run is a 95 % interval over tasks, which does not cover what another seed would change."
 SEEDS_NOTE = "± of several seeds is a 95 % interval over the seeds that are done (Student's t), wide for few."
 PAPER_NOTE = (
@@ -54,8 +55,8 @@ def all_tables(comparison: Comparison) -> list[Table]:
 
 
 def interval_notes(comparison: Comparison) -> list[str]:
-    """What the intervals of these runs cover."""
-    return [TASKS_NOTE, SEEDS_NOTE] if comparison.several_seeds else [TASKS_NOTE]
+    """What is tested, and what the intervals of these runs cover."""
+    return [TEST_NOTE, TASKS_NOTE, SEEDS_NOTE] if comparison.several_seeds else [TEST_NOTE, TASKS_NOTE]
 
 
 # The verdicts

@@ -83,5 +83,6 @@ def _caption(comparison: Comparison) -> str:
     lines = [f"* {' or '.join(marks)}."] if marks else []
     if comparison.has_original:
         unit = words.long_unit(comparison.measure)
-        lines.append(f"Original, best control: the verdict against it, and the mean difference in {unit}.")
+        against = "Original, best control" if comparison.has_controls else "Original"
+        lines.append(f"{against}: the verdict against it, and the mean difference in {unit}.")
     return " ".join([*lines, *interval_notes(comparison), comparison.norm_note])

@@ -85,7 +85,7 @@ class RunConfig(Training):
     method: Method = "maml"
     """The algorithm."""
     arm: str = "shared"
-    """The sharing variant: a name of `gradshare.method.variants`, or `package.module:Class` of your own."""
+    """The sharing variant: original, shared, a control such as gate-only, or `package.module:Class` of your own."""
     norm: Literal["global", "tensor"] = "global"
     """Normalise the shared gradient over all parameters together, or each tensor by itself."""
     inner_lr: float = 0.1
