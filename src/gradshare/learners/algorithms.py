@@ -494,7 +494,8 @@ def _learner(
         _unknown("head_start", head_start, get_args(HeadStart))
     if not adapted:
         raise UserError("the model has no weight to adapt: none requires a gradient")
-    head_names = () if head_start == "learned" else _under(model, head)
+    named = () if head is None and head_start == "learned" else _under(model, head)  # a wrong name is always an error
+    head_names = () if head_start == "learned" else named
     if head_start == "zero" and (still := [name for name in head_names if name not in adapted]):
         raise UserError(f"head_start='zero' is never learned, so all of the head is adapted: add {', '.join(still)}")
     owner = head_names[-1].rpartition(".")[0] if head_names else None
