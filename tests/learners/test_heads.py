@@ -232,8 +232,11 @@ def test_what_prototypes_need() -> None:
     ):
         with pytest.raises(gs.UserError, match=r"needs a head that is an nn.Linear with a trained weight and bias"):
             gs.proto_maml(model)
+    x, y = torch.randn(2, 4, 3), torch.arange(2).repeat(2).expand(2, 4)
+    learner = gs.proto_maml(nn.Sequential(nn.Linear(3, 2), nn.LogSoftmax(-1)))
+    with pytest.raises(gs.UserError, match="something follows it"):
+        learner.outer_loss(learner.init(), gs.Episodes(x, y, x, y))
     learner = gs.proto_maml(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)))
-    x = torch.randn(2, 4, 3)
     with pytest.raises(gs.UserError, match="classes as targets"):
         learner.outer_loss(learner.init(), gs.Episodes(x, x[..., 0], x, x[..., 0]))
     with pytest.raises(gs.UserError, match="one vector per example"):
