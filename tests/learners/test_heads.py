@@ -230,10 +230,13 @@ def test_what_prototypes_need() -> None:
         nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2), nn.PReLU()),
         nn.Sequential(nn.Conv2d(1, 2, 3)),
     ):
-        with pytest.raises(gs.UserError, match=r"a head that is an nn.Linear with a trained bias"):
+        with pytest.raises(gs.UserError, match=r"needs a head that is an nn.Linear with a trained weight and bias"):
             gs.proto_maml(model)
+    x, y = torch.randn(2, 4, 3), torch.arange(2).repeat(2).expand(2, 4)
+    learner = gs.proto_maml(nn.Sequential(nn.Linear(3, 2), nn.LogSoftmax(-1)))
+    with pytest.raises(gs.UserError, match="something follows it"):
+        learner.outer_loss(learner.init(), gs.Episodes(x, y, x, y))
     learner = gs.proto_maml(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)))
-    x = torch.randn(2, 4, 3)
     with pytest.raises(gs.UserError, match="classes as targets"):
         learner.outer_loss(learner.init(), gs.Episodes(x, x[..., 0], x, x[..., 0]))
     with pytest.raises(gs.UserError, match="one vector per example"):
@@ -370,6 +373,23 @@ def test_a_head_that_is_partly_fixed_cannot_start_at_zero() -> None:
     model.head.weight.requires_grad_(False)
     with pytest.raises(gs.UserError, match=r"sets the whole head, and head\.weight requires no gradient"):
         gs.maml(model, head_start="zero", head="head")
+
+
+@pytest.mark.parametrize("algorithm", [gs.maml, gs.boil, gs.proto_maml, gs.alfa], ids=lambda make: make.__name__)
+def test_a_wrong_name_of_the_head_is_an_error(algorithm: Any) -> None:
+    """Also where the head has no part of its own, so that a slip does not wait for another option."""
+    with pytest.raises(gs.UserError, match="no weights under 'tail'"):
+        algorithm(net(), head="tail")
+
+
+def test_a_head_with_the_weight_of_another_layer_cannot_start_at_zero() -> None:
+    """Only its bias would be zero: the weight belongs to the other layer too."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+    model[2].weight = model[0].weight
+    with pytest.raises(gs.UserError, match=r"sets the whole head, and 2\.weight .* of another layer too"):
+        gs.maml(model, head_start="zero")
+    with pytest.raises(gs.UserError, match="weight and bias of its own"):
+        gs.proto_maml(model)
 
 
 @pytest.mark.parametrize(

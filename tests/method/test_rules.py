@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import gradshare as gs
-from gradshare.method.rules import NOTHING, InnerRule, InnerStep, Moved, Rule, stack_memory
+from gradshare.method.rules import NOTHING, InnerRule, InnerStep, Moved, Rule, stack_memory, sum_of_tasks
 from gradshare.method.variants import ROWS, first_link, variant
 
 OURS: list[Any] = [
@@ -28,6 +28,18 @@ def test_our_rules_are_sound_and_are_values(rule: Rule) -> None:
     gs.testing.check_rule(rule)
     copy = pickle.loads(pickle.dumps(rule))
     assert copy == rule and hash(copy) == hash(rule) and repr(copy) == repr(rule)
+
+
+@pytest.mark.parametrize("rule", OURS, ids=str)
+def test_a_weight_without_axes_moves_as_a_vector_of_one(rule: Rule) -> None:
+    def moved(shape: tuple[int, ...]) -> list[torch.Tensor]:
+        weights = {"scale": torch.full((2, *shape), 3.0), "w": torch.ones(2, 4)}
+        learned, memory = rule.init({name: weight[0] for name, weight in weights.items()}, 2)
+        at = InnerStep({"scale": weights["scale"] + 1, "w": weights["w"]}, weights, learned, memory)
+        of_both = [rule.update(at._replace(total=total)).direction for total in (sum_of_tasks, None)]
+        return [direction[name].flatten() for direction in of_both for name in weights]
+
+    torch.testing.assert_close(moved(()), moved((1,)))
 
 
 def own(update: Any, memory: Any = None, any_layout: bool = False) -> InnerRule:

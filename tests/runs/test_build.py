@@ -140,6 +140,8 @@ def test_methods_that_the_kernels_do_not_support(monkeypatch: pytest.MonkeyPatch
     assert choice_for(RunConfig()).precision == "tf32"
     assert "PyTorch" not in choice_for(RunConfig(method="sparsemaml", inner="adam"))._arithmetic
     assert "network of ALFA by PyTorch's operations" in choice_for(RunConfig(method="alfa"))._arithmetic
+    for arm, norm in (("equivariant", "global"), ("shared", "tensor")):
+        assert f"the directions of {arm}" in choice_for(RunConfig(arm=arm, norm=norm))._arithmetic  # type: ignore[arg-type]
     by_operations: list[dict[str, Any]] = [{"method": name} for name in ("anil", "boil", "protomaml")]
     by_operations += [{"adapt_norm": True}, {"adapt": "head"}, {"method": "reptile", "arm": "original"}]
     for options in by_operations:

@@ -216,7 +216,8 @@ def proto_maml(
     names = _under(model, head)
     owner = model.get_submodule(names[0].rpartition(".")[0])
     if not isinstance(owner, nn.Linear) or len(names) != 2:
-        raise UserError(f"proto_maml needs a head that is an nn.Linear with a trained bias, not {short_repr(owner)}")
+        own = "an nn.Linear with a trained weight and bias of its own"
+        raise UserError(f"proto_maml needs a head that is {own}, not {short_repr(owner)}")
     chosen = {*_chosen(model, adapt_norm, adapt), *names}
     adapted = tuple(name for name in _trainable(model, lambda name: True) if name in chosen)
     first = _first(sharing, model, head)
@@ -493,14 +494,15 @@ def _learner(
         _unknown("head_start", head_start, get_args(HeadStart))
     if not adapted:
         raise UserError("the model has no weight to adapt: none requires a gradient")
-    head_names = () if head_start == "learned" else _under(model, head)
+    named = () if head is None and head_start == "learned" else _under(model, head)  # a wrong name is always an error
+    head_names = () if head_start == "learned" else named
     if head_start == "zero" and (still := [name for name in head_names if name not in adapted]):
         raise UserError(f"head_start='zero' is never learned, so all of the head is adapted: add {', '.join(still)}")
-    fixed = [name for name, weight in model.named_parameters() if not weight.requires_grad]
-    if head_names and (
-        kept := [name for name in fixed if name.rpartition(".")[0] == head_names[-1].rpartition(".")[0]]
-    ):
-        raise UserError(f"head_start={head_start!r} sets the whole head, and {', '.join(kept)} requires no gradient")
+    owner = head_names[-1].rpartition(".")[0] if head_names else None
+    all_names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    if kept := [name for name in all_names if name.rpartition(".")[0] == owner and name not in head_names]:
+        why = "requires no gradient, or is the weight of another layer too"
+        raise UserError(f"head_start={head_start!r} sets the whole head, and {', '.join(kept)} {why}")
     prepared = vmapped.prepare(model)
     if any(not layer.training for layer in vmapped.norms(model).values()):
         warnings.warn(

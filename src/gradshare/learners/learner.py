@@ -454,10 +454,21 @@ class Learner:
         identity = {weight: torch.eye(size, dtype=own.dtype, device=own.device), bias: own.new_zeros(size)}
         # Other tensors than `fast`: the inner gradient of the body is at a fixed head.
         body = {name: weight.expand(len(y), *weight.shape) for name, weight in start.items()}
+        if "_rule_seen" not in vars(self) and not (own.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self._check_head(body, shared, support)
         features = self.network.forward(body, {**shared, **identity}, support.x, inner=False)
         # In training the model's ways: a GPU does not wait for labels.
         ways = len(own) if training else self.ways_of(y, mask)
         return fast | dict(zip(self.head, prototype_head(features, y, mask, ways), strict=True))
+
+    @torch.no_grad()
+    def _check_head(self, body: Weights, shared: Weights, support: Batch) -> None:
+        """Raise an error where something follows the head of prototypes: what it takes would not be the features."""
+        weight, bias = map(self.module.get_parameter, self.head)
+        ones = dict(zip(self.head, (torch.zeros_like(weight), torch.ones_like(bias)), strict=True))
+        outputs = self.network.forward(body, {**shared, **ones}, support.x, inner=False)
+        if not ((outputs == 1) | ~outputs.isfinite()).all():
+            raise UserError("proto_maml needs a head whose outputs are those of the model: something follows it")
 
     def ways_of(self, y: Tensor, mask: Tensor | None) -> int:
         """Outputs of a head that follows the task: one more than the highest label."""

@@ -123,7 +123,7 @@ class Retrieval(SharingRule):
 
         def of_one(own: Weights) -> Weights:
             unit = normalised(own, "global")
-            cosines = torch.stack([(bank[name] * unit[name]).flatten(1).sum(1) for name in own]).sum(0)  # [slots]
+            cosines = torch.stack([(bank[name] * unit[name]).reshape(SLOTS, -1).sum(1) for name in own]).sum(0)
             w = torch.where(filled, torch.where(filled, c * cosines / TYPICAL, -torch.inf).softmax(0), 0.0)
             return {name: part + s * torch.tensordot(w, bank[name], 1) for name, part in own.items()}
 

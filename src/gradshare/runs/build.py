@@ -22,7 +22,7 @@ from gradshare.errors import UserError, short_repr
 from gradshare.learners import algorithms
 from gradshare.learners.learner import Learner
 from gradshare.method.episodes import Shape
-from gradshare.method.variants import first_link, imported
+from gradshare.method.variants import VARIANTS, first_link, imported
 from gradshare.runs.config import BACKBONES, TRAINING, Log, RunConfig, recorded
 from gradshare.runs.display import Display
 from gradshare.runs.folder import merge_with_saved
@@ -102,7 +102,15 @@ def choice_for(config: RunConfig, group: Group = ALONE) -> Choice:
     no_kernels = _no_kernels(config)
     asked = (config.device, config.engine, config.precision, config.threads, config.deterministic)
     choice = choose(*asked, processes=group.size, local_processes=group.local_size, no_kernels=no_kernels)
-    return replace(choice, apart=BY_NAME.get(config.method))
+    return replace(choice, apart=_apart(config))
+
+
+def _apart(config: RunConfig) -> str | None:
+    """What of the inner rule cannot take all weights as one vector; of a rule of the user's own it is not known."""
+    link = first_link(config.arm, config.norm) if config.arm in VARIANTS else None
+    if config.method in BY_NAME or link is None or link.any_layout:
+        return BY_NAME.get(config.method)
+    return f"the directions of {config.arm}" + (" with norm tensor" if config.norm == "tensor" else "")
 
 
 def with_share(choice: Choice, config: RunConfig, image: tuple[int, int, int], allowed: Container[str] = ()) -> Choice:
