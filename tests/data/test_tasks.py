@@ -421,6 +421,8 @@ NAN = np.where(np.arange(200) == 3, np.nan, 1.0)
         (lambda: gs.tasks(X, NAN, groups=Y), "y holds NaN"),
         (lambda: gs.tasks(X, torch.from_numpy(NAN), groups=Y), "y holds NaN"),
         (lambda: gs.tasks(X, np.where(Y == 3, -100, Y), groups=Y), "y holds -100"),
+        (lambda: gs.tasks(X, np.where(Y == 3, -100, Y)), "y holds -100"),
+        (lambda: gs.tasks(Counted(X[:0], Y[:0])), "the Dataset has no example"),
         (lambda: gs.tasks(torch.eye(200).to_sparse(), Y), "x is a dense tensor, not torch.sparse_coo"),
         (lambda: gs.tasks([torch.ones(2), torch.ones(3)], [0, 1]), "each example of x must be a tensor"),
         (lambda: gs.tasks(DataLoader(Counted(X, Y)), Y), "x is an array of numbers.*: it is DataLoader"),

@@ -103,6 +103,12 @@ def test_devices_that_cannot_be(device: Any) -> None:
         gs.maml(nn.Linear(4, 3)).to(device)
 
 
+def test_precisions_that_cannot_be() -> None:
+    learner: Any = gs.maml(nn.Linear(4, 3))
+    with pytest.raises(gs.UserError, match="a precision is float32, tf32, bf16, not 'float16'"):
+        learner.to("cpu", "float16")
+
+
 class Checkpointed(nn.Module):
     def __init__(self) -> None:
         super().__init__()

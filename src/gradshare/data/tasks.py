@@ -28,6 +28,7 @@ from gradshare.method.episodes import IGNORED, Episodes, Shape, TaskSource, tens
 By = Literal["class", "example"]
 Device = torch.device | str
 MOST_OF_FREE = 0.5  # of a GPU's free memory, for a data set
+IGNORED_LABEL = f"y holds {IGNORED}, which stands for no class: leave these examples out"
 QUIET, EVERY = 2.0, 10.0  # seconds of reading labels before the first line of progress, and between lines
 
 
@@ -78,6 +79,8 @@ def tasks(
     examples = _examples(x, y, labels_needed=groups is None)
     kind: Kind = "class" if groups is None else "group"
     coded = _coded(_labels(x, y), "y", len(examples)) if groups is None else _coded(groups, "groups", len(examples))
+    if groups is None and IGNORED in coded.names:
+        raise UserError(IGNORED_LABEL)
     divide = _divide_units if by == "class" else _divide_examples
     parts = divide(coded, splits, np.random.default_rng(seed), PLURALS[kind])
     return Tasks(examples, Units(kind, coded.names, dict(zip(SPLITS, parts, strict=True))))
@@ -263,6 +266,8 @@ def _examples(x: Any, y: Any, labels_needed: bool) -> _Arrays | _Read:
     if _is_dataset(x):
         if isinstance(x, IterableDataset) or not hasattr(x, "__len__"):
             raise UserError("a Dataset of tasks has a length and items by number; an IterableDataset does not")
+        if len(x) == 0:
+            raise UserError("the Dataset has no example")
         targets = None if labels_needed or y is None else _targets(y, len(x))
         return _Read(x, targets, targets=not labels_needed and y is None)
     inputs = _map(_array, x)
@@ -312,7 +317,7 @@ def _targets(y: Any, examples: int) -> Part:
     if floating and (values != values).any():  # type: ignore[union-attr]
         raise UserError("y holds NaN: leave out the examples that have no target")
     if not floating and (values == IGNORED).any():
-        raise UserError(f"y holds {IGNORED}, which stands for no class: leave these examples out")
+        raise UserError(IGNORED_LABEL)
     if floating:
         return values
     return values.to(torch.int64) if isinstance(values, Tensor) else values.astype(np.int64)
