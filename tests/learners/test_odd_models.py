@@ -70,7 +70,14 @@ def hooked_after() -> nn.Module:
     return model
 
 
+def hooked_layer() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 3))
+    model[0].register_full_backward_hook(lambda layer, gradients, _: gradients)
+    return model
+
+
 @pytest.mark.parametrize("make, reason", [
+    (hooked_layer, "layer '0' has a backward hook, which would have no effect"),
     (hooked, "parameter 'weight' has a hook, which would have no effect"),
     (hooked_after, r"parameter '0\.bias' has a hook"),
     (lambda: nn.DataParallel(nn.Linear(4, 3)), "the model is wrapped in DataParallel: give the module inside"),

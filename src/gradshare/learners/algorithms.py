@@ -493,7 +493,8 @@ def _learner(
         _unknown("head_start", head_start, get_args(HeadStart))
     if not adapted:
         raise UserError("the model has no weight to adapt: none requires a gradient")
-    head_names = () if head_start == "learned" else _under(model, head)
+    under = _under(model, head)
+    head_names = () if head_start == "learned" else under
     if head_start == "zero" and (still := [name for name in head_names if name not in adapted]):
         raise UserError(f"head_start='zero' is never learned, so all of the head is adapted: add {', '.join(still)}")
     fixed = [name for name, weight in model.named_parameters() if not weight.requires_grad]
