@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, NamedTuple
@@ -231,15 +231,28 @@ def _pair(dataset: Dataset[Any], row: int) -> tuple[Any, Any]:
 
 def _stack(values: list[Any], what: str) -> Any:
     """Examples one by one as one tensor, or as a tuple or dict of them."""
-    first = values[0]
-    if isinstance(first, tuple | list) and not all(isinstance(part, int | float) for part in first):
-        return tuple(_stack(list(parts), what) for parts in zip(*values, strict=True))
-    if isinstance(first, dict):
-        return {name: _stack([value[name] for value in values], what) for name in first}
+    names = _names(values[0])
+    if names is None:
+        return _stacked(values, what)
+    if any(_names(value) != names for value in values):
+        raise UserError(f"{what} must have the same parts")
+    parts = {name: _stacked([value[name] for value in values], what) for name in names}
+    return parts if isinstance(values[0], dict) else tuple(parts.values())
+
+
+def _names(example: Any) -> Collection[Any] | None:
+    """The names of the parts of an example, or their places; None where it is one array or number."""
+    if isinstance(example, dict):
+        return example.keys()
+    several = isinstance(example, tuple | list) and not all(isinstance(part, int | float) for part in example)
+    return range(len(example)) if several else None
+
+
+def _stacked(values: list[Any], what: str) -> Tensor:
     try:
         return torch.stack([as_tensor(value) for value in values])
     except (TypeError, ValueError, RuntimeError) as error:
-        found = f"{_kind(first)}: {error}"
+        found = f"{_kind(values[0])}: {error}"
         raise UserError(f"{what} must be a tensor, an array or a number, all of one size, not {found}") from None
 
 
@@ -310,7 +323,7 @@ def _targets(y: Any, examples: int) -> Part:
     if isinstance(y, Tensor):
         values: Part = y.detach()
     else:
-        array = np.asarray(y)
+        array = _entries(y, "y")
         values = array if array.dtype.kind in "biuf" else _coded(y, "y", examples).codes
     _check_length("y", values, examples)
     floating = values.is_floating_point() if isinstance(values, Tensor) else values.dtype.kind == "f"
@@ -321,6 +334,13 @@ def _targets(y: Any, examples: int) -> Part:
     if floating:
         return values
     return values.to(torch.int64) if isinstance(values, Tensor) else values.astype(np.int64)
+
+
+def _entries(values: Any, argument: str) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise UserError(f"{argument} has one entry an example, all of one size: {error}") from None
 
 
 def _check_length(name: str, values: Any, examples: int) -> None:
@@ -373,7 +393,7 @@ class _Coded(NamedTuple):
 
 
 def _coded(values: Any, argument: str, examples: int) -> _Coded:
-    array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    array = _entries(values.detach().cpu() if isinstance(values, Tensor) else values, argument)
     if array.ndim != 1:
         raise UserError(f"{argument} has one entry an example, [examples], not {list(array.shape)}")
     _check_length(argument, array, examples)
