@@ -155,6 +155,12 @@ CLAIMS = {
     "frame": b"\x80\x04\x95" + struct.pack("<Q", 10**15) + b"].",
     "digits": b"L" + b"9" * 500_000 + b"L\n.",
     "deep tuple as a key": b"\x80\x02})" + b"\x85" * 1_000_000 + b"K\x01s.",  # hashing it would overflow the stack
+    "tuple of shared tuples as a key": b"\x80\x02})" + b"2\x86" * 40 + b"K\x01s.",  # 2**40 hashes
+    "the same by the memo": b"\x80\x02})q\0" + b"0(h\0h\0tq\0" * 40 + b"K\x01s.",
+    "the same through a function": b"\x80\x02})" + b"q\x000c_codecs\nencode\nh\0h\0\x86\x85R" * 40 + b"K\x01s.",
+    "keys of one hash": b"\x80\x02}("
+    + b"".join(b"\x8a\x0c" + (n * (2**61 - 1)).to_bytes(12, "little") + b"N" for n in range(1, 30_000))
+    + b"u.",
     "copies of a list": b"\x80\x02]q\0(" + b"K\1" * 99 + b"eccollections\nOrderedDict\nh\0\x85R.",
 }
 

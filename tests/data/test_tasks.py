@@ -402,6 +402,16 @@ class Triples(Counted):
         return self.x[row], self.y[row], row
 
 
+class Parts(Counted):
+    """A Dataset whose inputs are several."""
+
+    def __getitem__(self, row: int) -> Any:
+        return self.x(row), self.y[row]
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
 X, Y = marked()
 NAN = np.where(np.arange(200) == 3, np.nan, 1.0)
 
@@ -421,6 +431,8 @@ NAN = np.where(np.arange(200) == 3, np.nan, 1.0)
         (lambda: gs.tasks(X, NAN, groups=Y), "y holds NaN"),
         (lambda: gs.tasks(X, torch.from_numpy(NAN), groups=Y), "y holds NaN"),
         (lambda: gs.tasks(X, np.where(Y == 3, -100, Y), groups=Y), "y holds -100"),
+        (lambda: gs.tasks(X, np.where(Y == 3, -100, Y)), "y holds -100"),
+        (lambda: gs.tasks(Counted(X[:0], Y[:0])), "the Dataset has no example"),
         (lambda: gs.tasks(torch.eye(200).to_sparse(), Y), "x is a dense tensor, not torch.sparse_coo"),
         (lambda: gs.tasks([torch.ones(2), torch.ones(3)], [0, 1]), "each example of x must be a tensor"),
         (lambda: gs.tasks(DataLoader(Counted(X, Y)), Y), "x is an array of numbers.*: it is DataLoader"),
@@ -440,6 +452,12 @@ NAN = np.where(np.arange(200) == 3, np.nan, 1.0)
         (lambda: gs.tasks(X, Y, splits={"train": "1"}), "is a list of classes, not '1'"),
         (lambda: gs.tasks(X, Y, splits={"train": [1]}, by="example"), "by='example' puts all classes"),
         (lambda: gs.tasks(X, Y, splits=(15, 5, 1), by="example"), "asks for 21 examples of 0; there are 20"),
+        (lambda: draw(gs.tasks(Parts(lambda row: (X[row], (X[row], 1)), Y))), "all of one size, not tuple of 2"),
+        (lambda: draw(gs.tasks(Parts(lambda row: {"a": {"b": X[row]}}, Y))), "all of one size, not dict of 1"),
+        (lambda: draw(gs.tasks(Parts(lambda row: {str(row): X[row]}, Y), Y)), "must have the same parts"),
+        (lambda: draw(gs.tasks(Parts(lambda row: (X[row],) * (1 + row % 2), Y), Y)), "must have the same parts"),
+        (lambda: gs.tasks(X[:2], [[1], [1, 2]]), "y has one entry an example, all of one size"),
+        (lambda: gs.tasks(X[:2], [[1.0], [1.0, 2.0]], groups=[0, 1]), "y has one entry an example, all of one size"),
         (lambda: gs.tasks(Endless()), "IterableDataset"),
         (lambda: gs.tasks(Triples(X, Y)), r"is a pair \(x, y\); number 0 is tuple of 3"),
         (lambda: draw(gs.tasks(Texts(X, Y))), "a tensor, an array or a number, all of one size, not str"),

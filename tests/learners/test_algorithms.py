@@ -81,6 +81,8 @@ def test_what_each_algorithm_adapts() -> None:
     assert set(gs.anil(model, head="convs.3").adapted) == {"convs.3.weight", "convs.3.bias"}
     with pytest.raises(ValueError, match="no weights under 'tail'"):
         gs.anil(model, head="tail")
+    with pytest.raises(gs.UserError, match="no weights under 'tail'"):
+        gs.maml(model, head="tail")  # also where nothing needs it
     state = gs.anil(model, sharing=gs.GradientSharing()).init(seed=0)
     assert set(state.memory["sharing"]["ghat"]) == head
 

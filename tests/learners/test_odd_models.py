@@ -70,7 +70,14 @@ def hooked_after() -> nn.Module:
     return model
 
 
+def hooked_layer() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 3))
+    model[0].register_full_backward_hook(lambda layer, gradients, _: gradients)
+    return model
+
+
 @pytest.mark.parametrize("make, reason", [
+    (hooked_layer, "layer '0' has a backward hook, which would have no effect"),
     (hooked, "parameter 'weight' has a hook, which would have no effect"),
     (hooked_after, r"parameter '0\.bias' has a hook"),
     (lambda: nn.DataParallel(nn.Linear(4, 3)), "the model is wrapped in DataParallel: give the module inside"),
@@ -101,6 +108,12 @@ def test_images_of_another_size_than_the_networks(shape: tuple[int, ...]) -> Non
 def test_devices_that_cannot_be(device: Any) -> None:
     with pytest.raises(gs.UserError, match="device"):
         gs.maml(nn.Linear(4, 3)).to(device)
+
+
+def test_precisions_that_cannot_be() -> None:
+    learner: Any = gs.maml(nn.Linear(4, 3))
+    with pytest.raises(gs.UserError, match="a precision is float32, tf32, bf16, not 'float16'"):
+        learner.to("cpu", "float16")
 
 
 class Checkpointed(nn.Module):

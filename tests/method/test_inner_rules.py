@@ -203,7 +203,7 @@ WRONG = [
     (lambda: gs.adam(eps=float("nan")), "eps is nan"),
     (lambda: gs.maml(net(), inner=gs.momentum), "inner is gs.momentum"),  # type: ignore[arg-type]
     (lambda: gs.maml(net(), inner=0.9), "inner is gs.momentum.*not 0.9"),  # type: ignore[arg-type]
-    (lambda: gs.maml(net(), inner="sgd"), "an inner optimiser.*not 'sgd'"),
+    (lambda: gs.maml(net(), inner="sgd"), "an inner optimiser is .*not 'sgd'"),
     (lambda: gs.maml(net(), inner="momentum:2"), "not 'momentum:2'"),
     (lambda: gs.maml(net(), inner=[gs.adam(), gs.adam(eps=1)]), "name of its own"),
 ]

@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 
 from gradshare import __version__
 from gradshare.cli.bench import bench
 from gradshare.cli.data import data_app
 from gradshare.cli.grid import compare, grid_app, show_report
-from gradshare.cli.options import Given, Options, own_code
+from gradshare.cli.options import Given, Options, own_code, unrounded
 from gradshare.cli.testing import test
 from gradshare.cli.waiting import (
     LEFT,
@@ -49,6 +49,7 @@ app = App(
     version=__version__,
     help="Meta-learning that shares gradients between tasks. Start with: gradshare compare --out runs/first",
     suppress_keyboard_interrupt=False,  # main() handles it
+    default_parameter=Parameter(converter=unrounded),
 )
 app.command(compare)
 CODE = ("arm", "backbone")  # options that may name code of the user's own

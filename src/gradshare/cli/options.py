@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
-from cyclopts import Parameter, default_name_transform
+from cyclopts import Parameter, Token, convert, default_name_transform
 
 from gradshare.experiments.presets import preset
 from gradshare.method.variants import CONTROLS, OWN, VARIANTS, variant
@@ -17,6 +17,15 @@ SEVERAL = Parameter(consume_multiple=True, negative=())
 _NAMES = f"Arms to train: {', '.join(VARIANTS)}, or package.module:Class for a rule of your own."
 Arms = Annotated[tuple[str, ...], SEVERAL, Parameter(help=_NAMES)]
 Controls = Annotated[bool, Parameter(help=f"Also the controls: {', '.join(CONTROLS)}.")]
+
+
+def unrounded(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Convert as cyclopts does, which rounds 1.5 where a whole number is wanted: here that is an error."""
+    value = convert(kind, tokens)
+    for one, token in zip(value if isinstance(value, tuple) else [value], tokens, strict=False):
+        if type(one) is int and "." in token.value:
+            raise ValueError(f'unable to convert "{token.value}" into int.')
+    return value
 
 
 class Given(RunConfig):

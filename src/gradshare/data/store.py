@@ -80,8 +80,12 @@ def is_store(folder: Path) -> bool:
 
 
 def find_store(name: str | Path) -> Path | None:
-    """The store at a path, or in the data folder under a name; None if there is none."""
-    return next(filter(is_store, (path_of(name, "a data set"), data_folder() / str(name))), None)
+    """The store at a path, or in the data folder under a name; None if there is none.
+
+    A folder with an `index.json` of other software does not hide a data set.
+    """
+    found = [*filter(is_store, (path_of(name, "a data set"), data_folder() / str(name)))]
+    return next((folder for folder in found if (folder / "images.npy").exists()), found[0] if found else None)
 
 
 # Writing

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, NamedTuple
@@ -28,6 +28,7 @@ from gradshare.method.episodes import IGNORED, Episodes, Shape, TaskSource, tens
 By = Literal["class", "example"]
 Device = torch.device | str
 MOST_OF_FREE = 0.5  # of a GPU's free memory, for a data set
+IGNORED_LABEL = f"y holds {IGNORED}, which stands for no class: leave these examples out"
 QUIET, EVERY = 2.0, 10.0  # seconds of reading labels before the first line of progress, and between lines
 
 
@@ -78,6 +79,8 @@ def tasks(
     examples = _examples(x, y, labels_needed=groups is None)
     kind: Kind = "class" if groups is None else "group"
     coded = _coded(_labels(x, y), "y", len(examples)) if groups is None else _coded(groups, "groups", len(examples))
+    if groups is None and IGNORED in coded.names:
+        raise UserError(IGNORED_LABEL)
     divide = _divide_units if by == "class" else _divide_examples
     parts = divide(coded, splits, np.random.default_rng(seed), PLURALS[kind])
     return Tasks(examples, Units(kind, coded.names, dict(zip(SPLITS, parts, strict=True))))
@@ -228,15 +231,28 @@ def _pair(dataset: Dataset[Any], row: int) -> tuple[Any, Any]:
 
 def _stack(values: list[Any], what: str) -> Any:
     """Examples one by one as one tensor, or as a tuple or dict of them."""
-    first = values[0]
-    if isinstance(first, tuple | list) and not all(isinstance(part, int | float) for part in first):
-        return tuple(_stack(list(parts), what) for parts in zip(*values, strict=True))
-    if isinstance(first, dict):
-        return {name: _stack([value[name] for value in values], what) for name in first}
+    names = _names(values[0])
+    if names is None:
+        return _stacked(values, what)
+    if any(_names(value) != names for value in values):
+        raise UserError(f"{what} must have the same parts")
+    parts = {name: _stacked([value[name] for value in values], what) for name in names}
+    return parts if isinstance(values[0], dict) else tuple(parts.values())
+
+
+def _names(example: Any) -> Collection[Any] | None:
+    """The names of the parts of an example, or their places; None where it is one array or number."""
+    if isinstance(example, dict):
+        return example.keys()
+    several = isinstance(example, tuple | list) and not all(isinstance(part, int | float) for part in example)
+    return range(len(example)) if several else None
+
+
+def _stacked(values: list[Any], what: str) -> Tensor:
     try:
         return torch.stack([as_tensor(value) for value in values])
     except (TypeError, ValueError, RuntimeError) as error:
-        found = f"{_kind(first)}: {error}"
+        found = f"{_kind(values[0])}: {error}"
         raise UserError(f"{what} must be a tensor, an array or a number, all of one size, not {found}") from None
 
 
@@ -263,6 +279,8 @@ def _examples(x: Any, y: Any, labels_needed: bool) -> _Arrays | _Read:
     if _is_dataset(x):
         if isinstance(x, IterableDataset) or not hasattr(x, "__len__"):
             raise UserError("a Dataset of tasks has a length and items by number; an IterableDataset does not")
+        if len(x) == 0:
+            raise UserError("the Dataset has no example")
         targets = None if labels_needed or y is None else _targets(y, len(x))
         return _Read(x, targets, targets=not labels_needed and y is None)
     inputs = _map(_array, x)
@@ -305,17 +323,24 @@ def _targets(y: Any, examples: int) -> Part:
     if isinstance(y, Tensor):
         values: Part = y.detach()
     else:
-        array = np.asarray(y)
+        array = _entries(y, "y")
         values = array if array.dtype.kind in "biuf" else _coded(y, "y", examples).codes
     _check_length("y", values, examples)
     floating = values.is_floating_point() if isinstance(values, Tensor) else values.dtype.kind == "f"
     if floating and (values != values).any():  # type: ignore[union-attr]
         raise UserError("y holds NaN: leave out the examples that have no target")
     if not floating and (values == IGNORED).any():
-        raise UserError(f"y holds {IGNORED}, which stands for no class: leave these examples out")
+        raise UserError(IGNORED_LABEL)
     if floating:
         return values
     return values.to(torch.int64) if isinstance(values, Tensor) else values.astype(np.int64)
+
+
+def _entries(values: Any, argument: str) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise UserError(f"{argument} has one entry an example, all of one size: {error}") from None
 
 
 def _check_length(name: str, values: Any, examples: int) -> None:
@@ -368,7 +393,7 @@ class _Coded(NamedTuple):
 
 
 def _coded(values: Any, argument: str, examples: int) -> _Coded:
-    array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    array = _entries(values.detach().cpu() if isinstance(values, Tensor) else values, argument)
     if array.ndim != 1:
         raise UserError(f"{argument} has one entry an example, [examples], not {list(array.shape)}")
     _check_length(argument, array, examples)

@@ -77,6 +77,8 @@ def _check_kind(model: nn.Module) -> None:
             raise UserError(f"{where} is wrapped in {kind}: give the module inside, model.module")
         if kind == "OptimizedModule":  # of torch._dynamo, which is slow to import
             raise UserError(f"{where} is compiled by torch.compile: give the original module")
+        if layer._backward_hooks or layer._backward_pre_hooks:
+            raise UserError(f"{where} has a backward hook, which would have no effect on the gradients of a task")
     for name, weight in model.named_parameters():
         if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
             raise UserError(

@@ -111,6 +111,8 @@ class Learner:
             compiled: compile it in float32 too. The first step takes a minute or so; later processes are faster.
         """
         place = check_device(device)
+        if precision not in get_args(Precision):
+            raise UserError(f"a precision is {', '.join(get_args(Precision))}, not {short_repr(precision)}")
         moved = replace(self, module=vmapped.prepare(self.module).to(place), precision=precision, compiled=compiled)
         if precision == "tf32" and place.type == "cpu" and not moved._kernels:
             raise UserError("precision tf32 is arithmetic of NVIDIA GPUs: use precision float32 on a CPU")

@@ -120,7 +120,7 @@ def variant(name: str) -> Variant:
     if isinstance(name, str) and OWN.fullmatch(name):
         return Variant(name, name, f"the rule {name}")
     known = f"one of {', '.join(VARIANTS)}, or package.module:Class"
-    raise UserError(f"a way of sharing (sharing=, --arm) is {known}, not {short_repr(name)}")
+    raise UserError(f"a way of sharing is {known}, not {short_repr(name)}")
 
 
 def first_link(name: str, norm: str = "global", allowed: Container[str] = ()) -> Any:
@@ -151,7 +151,7 @@ def parse_inner(name: str) -> tuple[str, tuple[float, ...]]:
         return name, ()
     if isinstance(name, str) and (found := re.fullmatch(r"momentum:(0(\.\d+)?)", name)):
         return "momentum", (float(found[1]),)
-    raise UserError(f"an inner optimiser (inner=, --inner) is momentum:0.9, adam or a rule, not {short_repr(name)}")
+    raise UserError(f"an inner optimiser is momentum:0.9, adam or a rule, not {short_repr(name)}")
 
 
 def inner_rule(name: str) -> Any:

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from gradshare.files import reading
 
 LARGE = 1 << 20  # bytes of a string that stays in the file
-MAX_TUPLES = 10_000  # Python hashes nested tuples by recursion, so that a very deep one would end the process
+MAX_HASHES = 1000  # of a tuple and all that is in it; Python does this by recursion, so a very deep one would end it
+MAX_ENTRIES = 20_000  # keys and values of all dictionaries
 ALLOWED = re.compile(
     "PROTO|FRAME|STOP|MARK|POP|POP_MARK|DUP|NONE|NEWTRUE|NEWFALSE|INT|BININT[12]?|LONG1?|(BIN)?FLOAT"
     "|STRING|(SHORT_)?BINSTRING|(SHORT_)?BINBYTES|BINBYTES8|BYTEARRAY8|UNICODE|(SHORT_)?BINUNICODE|BINUNICODE8"
@@ -58,14 +59,37 @@ def load_pickle(stream: IO[bytes], name: str, leave_out: bool = True) -> Pickled
 
 
 def _check_instructions(source: _Counted) -> None:
-    tuples = 0
+    """Raise an error for instructions, and for amounts of memory and work, that no pickle of data has.
+
+    Python hashes a tuple by the hashes of its parts, each time anew: thirty tuples, each of them twice in the next,
+    take a billion. So here the stack has the number of hashes that the hash of each object takes. And many keys of one
+    hash are compared with each other.
+    """
+    entries = 0
+    stack, marks, memo = list[int](), list[int](), dict[int, int]()
     for count, (instruction, argument, _) in enumerate(pickletools.genops(cast(IO[bytes], source))):
-        if not ALLOWED.fullmatch(instruction.name):
-            raise ValueError(f"the instruction {instruction.name} is not allowed")
-        tuples += instruction.name.startswith("TUPLE")
-        memo = cast(int, argument) if instruction.name.endswith("PUT") else 0  # the unpickler's memo is an array
-        if tuples > MAX_TUPLES or memo > count:
-            raise ValueError("it asks for too much memory")
+        name, before = instruction.name, instruction.stack_before
+        if not ALLOWED.fullmatch(name):
+            raise ValueError(f"the instruction {name} is not allowed")
+        if name == "MARK":
+            marks.append(len(stack))
+        elif name == "MEMOIZE" or name.endswith("PUT"):
+            place = len(memo) if name == "MEMOIZE" else cast(int, argument)
+            if place > count:  # the unpickler's memo is an array
+                raise ValueError("it asks for too much memory")
+            memo[place] = stack[-1]
+        elif name == "DUP" or name.endswith("GET"):
+            stack.append(stack[-1] if name == "DUP" else memo[cast(int, argument)])
+        elif name == "POP" and marks and marks[-1] == len(stack):
+            marks.pop()
+        else:
+            marked = pickletools.markobject in before
+            start = marks.pop() - before.index(pickletools.markobject) if marked else len(stack) - len(before)
+            hashes = 1 + sum(stack[start:]) if name.startswith("TUPLE") or name in ("REDUCE", "BUILD") else 1
+            entries += len(stack) - start if name in ("DICT", "SETITEM", "SETITEMS") else 0
+            if hashes > MAX_HASHES or entries > MAX_ENTRIES:
+                raise ValueError("it has tuples, or dictionaries, that would take too long to hash")
+            stack[start:] = [hashes] * len(instruction.stack_after)
 
 
 class _Counted:
