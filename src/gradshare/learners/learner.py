@@ -323,7 +323,8 @@ class Learner:
         """Task i's adapted network as an ordinary module in eval mode, with parameters of its own.
 
         Its batch norm layers have the statistics of the support set as their running statistics, so that its outputs
-        are those of `predict(fast, x, norm_statistics="support")`, for one example as for many.
+        are those of `predict(fast, x, norm_statistics="support")`, for one example as for many. What the model computes
+        without a layer, such as its own call of `F.batch_norm`, stays as the model has it.
 
         Example:
             >>> import gradshare as gs
