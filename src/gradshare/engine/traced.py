@@ -30,14 +30,16 @@ from torch.autograd.function import once_differentiable
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from gradshare.engine.backends import not_installed
 from gradshare.engine.convolution import operators
 from gradshare.engine.forms import forms
+from gradshare.engine.vector import ALL, Vector, packed_tree, unpacked_tree
 from gradshare.engine.vmapped import Given, VmapBackend, explained
 from gradshare.errors import UserError
 from gradshare.method.adapt import gradients_of
 from gradshare.method.episodes import tensors_of
 from gradshare.method.losses import Loss, task_losses
-from gradshare.method.rules import Weights
+from gradshare.method.rules import Rule, Tree, Weights
 
 Kind = Literal["gradient", "product", "both", "scores"]
 Program = Callable[[list[Tensor]], list[Tensor]]
@@ -74,18 +76,50 @@ class Traced(VmapBackend):
     Args:
         low: type of the operands of convolutions and products; None: that of the weights.
         tf32: whether a GPU may compute products of float32 in TF32.
+        any_layout: whether the inner rule accepts all weights as one vector.
     """
 
     def __init__(
-        self, module: nn.Module, adapted: tuple[str, ...], low: torch.dtype | None = None, tf32: bool = False
+        self,
+        module: nn.Module,
+        adapted: tuple[str, ...],
+        low: torch.dtype | None = None,
+        tf32: bool = False,
+        any_layout: bool = False,
     ) -> None:
         super().__init__(module, adapted)
         self.low, self.tf32 = low, tf32
+        weights = {name: module.get_parameter(name) for name in adapted}
+        self._kinds = {(weight.dtype, weight.device.type) for weight in weights.values()}
+        in_one = any_layout and len(self._kinds) == 1
+        self._vector = Vector({name: weight.shape for name, weight in weights.items()}) if in_one else None
         if low is not None:
             self._functions, self._promotes = forms(low), True
 
+    def start(self, params: Mapping[str, Tensor]) -> Weights:
+        named = super().start(params)
+        return named if self._vector is None else {ALL: self._vector.pack(named)}
+
+    def by_name(self, fast: Weights) -> Weights:
+        return fast if self._vector is None else self._vector.unpack(fast[ALL])
+
+    def pack(self, tree: Tree) -> Tree:
+        vector = self._vector
+        return tree if vector is None else packed_tree(tree, vector.shapes, vector.sizes, vector.pack)
+
+    def unpack(self, tree: Tree) -> Tree:
+        return tree if self._vector is None else unpacked_tree(tree, self._vector.unpack)
+
+    def rule(self, rule: Rule, one_process: bool) -> Rule:
+        """The rule, by our fused programs where a GPU has all tasks."""
+        if self._vector is None or self._kinds != {(torch.float32, "cuda")} or not one_process or not_installed():
+            return rule
+        from gradshare.engine.conv4.triton.programs import with_programs
+
+        return with_programs(rule)
+
     def forward(self, fast: Mapping[str, Tensor], shared: Mapping[str, Tensor], x: Any, inner: bool) -> Tensor:
-        outputs = super().forward(fast, shared, x, inner)
+        outputs = super().forward(self.by_name(fast), shared, x, inner)
         return outputs if self.low is None else outputs.to(next(iter(fast.values())).dtype)
 
     def gradients(self, fast: Weights, shared: Weights, batch: Batch, create_graph: bool) -> Weights:
@@ -146,7 +180,7 @@ class Traced(VmapBackend):
         """What was compiled for arguments of this kind and these shapes."""
         fast, shared, batch = arguments[:3]
         if batch.mask is not None and not self._keeps_apart:
-            self._check_apart(fast, shared, batch.x)
+            self._check_apart(self.by_name(fast), shared, batch.x)
         if any(part.requires_grad for part in tensors_of(batch.x.x)):
             raise UserError("compiled programs give no gradient by the inputs: use precision float32")
         programs = PROGRAMS.setdefault(self.module, {})
@@ -184,7 +218,7 @@ class Traced(VmapBackend):
         usual = self._functions, self._promotes
         self._functions, self._promotes = forms(self.low), True
         try:
-            outputs = self._run(fast, shared, x)[0]
+            outputs = self._run(self.by_name(fast), shared, x)[0]
         finally:
             self._functions, self._promotes = usual
         return outputs.to(next(iter(fast.values())).dtype)
