@@ -56,15 +56,24 @@ def forms(low: torch.dtype | None) -> dict[Any, Form]:
 
 def _convolve(tasks: int, dims: Any, x: Tensor, w: Tensor, b: Tensor | None, maps: TaskMaps, low: Any) -> Tensor:
     x, w = (value if low is None else value.to(low) for value in (x, w))
-    x = _tasks_first(tasks, dims[0], x)
-    if dims[1] is None and dims[2] is None:  # all tasks share the filters: one large batch
+    in_common = dims[1] is None and dims[2] is None
+    x, w = _tasks_first(tasks, dims[0], x), w if in_common else _tasks_first(tasks, dims[1], w)
+    if x.is_cuda and maps.groups == 1 and not maps.transposed and len(maps.stride) == 2:
+        x, w = _whole_eights(x), _whole_eights(w)
+    if in_common:  # one large batch
         y = operations.conv(x.flatten(0, 1)[None], w[None], None, maps)[0].unflatten(0, (tasks, -1))
     else:
-        y = operations.conv(x, _tasks_first(tasks, dims[1], w), None, maps)
+        y = operations.conv(x, w, None, maps)
     if b is None:
         return y
     shift = _tasks_first(tasks, dims[2], b)
     return y + shift.view(tasks, 1, -1, *(1 for _ in y.shape[3:])).to(y.dtype)
+
+
+def _whole_eights(x: Tensor) -> Tensor:  # [..., C, H, W]
+    """With channels of zeros up to a multiple of eight, which the kernels of a GPU's matrix units want."""
+    missing = -x.shape[-3] % 8
+    return F.pad(x.movedim(-3, -1), (0, missing)).movedim(-1, -3) if missing else x
 
 
 def _convolution(original: Form, dims: int, low: torch.dtype | None) -> Form:

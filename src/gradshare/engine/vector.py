@@ -46,8 +46,7 @@ def packed_tree(tree: Tree, shapes: Mapping[str, Size], sizes: list[int], pack: 
         sizes: how many elements of the vector each weight has.
     """
     if set(tree) != set(shapes):
-        parts = {n: packed_tree(v, shapes, sizes, pack) if isinstance(v, dict) else v for n, v in tree.items()}
-        return parts
+        return {n: packed_tree(v, shapes, sizes, pack) if isinstance(v, dict) else v for n, v in tree.items()}
     if all(tree[name].shape[-len(shape) :] == shape for name, shape in shapes.items()):
         return {ALL: pack(tree)}
     # a value for each weight tensor, [...]: the same for all its elements
