@@ -270,9 +270,11 @@ class _MaxPool(torch.autograd.Function):
         rows, columns = (size // 2 * 2 for size in x.shape[-3:-1])
         corners = [x[..., row:rows:2, column:columns:2, :] for row in (0, 1) for column in (0, 1)]
         top = torch.maximum(torch.maximum(corners[0], corners[1]), torch.maximum(corners[2], corners[3]))
-        place = torch.full_like(top, 3, dtype=torch.uint8)  # not an integer of eight bytes, which memory would hold
-        for number in (2, 1, 0):
-            place = place.masked_fill(corners[number] == top, number)
+        one, two, three, zero = (  # of numbers of Python the compiler would keep integers of eight bytes
+            torch.full((), number, dtype=torch.uint8, device=x.device) for number in (1, 2, 3, 0)
+        )
+        place = torch.where(corners[2] == top, two, three)
+        place = torch.where(corners[0] == top, zero, torch.where(corners[1] == top, one, place))
         ctx.save_for_backward(place)
         ctx.size = x.shape[-3:-1]
         return top

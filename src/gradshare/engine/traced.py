@@ -29,6 +29,7 @@ from torch._ops import OpOverload
 from torch.autograd.function import once_differentiable
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.checkpoint import CheckpointPolicy
 
 from gradshare.engine.backends import not_installed
 from gradshare.engine.convolution import operators
@@ -336,6 +337,9 @@ def halves(module: GraphModule, inputs: int, outputs: int) -> tuple[GraphModule,
 
     for number, node in enumerate(module.graph.find_nodes(op="placeholder")):  # the partitioner knows them by names
         node.target = f"{'primals' if number < inputs else 'tangents'}_{number}"
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.where.self):
+        if node.meta["val"].dtype == torch.uint8:  # places of pooling: a byte instead of four values to compare again
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     module.recompile()
     with config.patch({f"ban_recompute_{what}": False for what in KEPT_FOR_SPEED}):
         return min_cut_rematerialization_partition(module, None, num_fwd_outputs=outputs)
