@@ -18,7 +18,6 @@ from gradshare.learners.graphs import GraphedPrediction, GraphedStep
 from gradshare.learners.optimisers import optimiser_tensors
 from gradshare.runs import checkpoints
 from gradshare.runs.divergence import Diverged
-from tests.support.commands import gradshare
 from tests.support.learners import ALGORITHMS, every_algorithm, every_sharing, gradients, net, randomised, tasks
 from tests.support.runs import TINY, learner, same_run
 
@@ -160,6 +159,9 @@ def test_our_kernels_train_the_same_run_twice(blobs: Path, tmp_path: Path, engin
 @pytest.mark.parametrize("engine", ["eager", "graph"])
 @pytest.mark.parametrize("method", ["maml", "metasgd", "mamlpp", "anil", "boil", "protomaml"])
 def test_asked_to_pytorch_trains_the_same_run_twice(blobs: Path, tmp_path: Path, engine: str, method: str) -> None:
+    pytest.importorskip("cyclopts", reason="the command line")
+    from tests.support.commands import gradshare
+
     output = twice(blobs, tmp_path, "--engine", engine, "--method", method, "--precision", "float32", "--deterministic")
     assert "the same bits in every run" in output
 
