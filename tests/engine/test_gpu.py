@@ -159,15 +159,15 @@ def test_our_kernels_train_the_same_run_twice(blobs: Path, tmp_path: Path, engin
 @pytest.mark.parametrize("engine", ["eager", "graph"])
 @pytest.mark.parametrize("method", ["maml", "metasgd", "mamlpp", "anil", "boil", "protomaml"])
 def test_asked_to_pytorch_trains_the_same_run_twice(blobs: Path, tmp_path: Path, engine: str, method: str) -> None:
-    pytest.importorskip("cyclopts", reason="the command line")
-    from tests.support.commands import gradshare
-
     output = twice(blobs, tmp_path, "--engine", engine, "--method", method, "--precision", "float32", "--deterministic")
     assert "the same bits in every run" in output
 
 
 def twice(blobs: Path, folder: Path, *options: str) -> str:
     """Train a run in each of two processes with the same options; the runs must have the same bits."""
+    pytest.importorskip("cyclopts", reason="the command line")
+    from tests.support.commands import gradshare
+
     words = ["--ways", 3, "--queries", 3, "--tasks", 2, "--steps", 2, "--filters", 8]
     words += ["--val-tasks", 6, "--test-tasks", 6]
     words += ["--threads", 1, "--epochs", 2, "--iterations", 10, "--dataset", blobs, "--device", "cuda", *options]

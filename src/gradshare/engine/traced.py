@@ -46,6 +46,8 @@ Kind = Literal["gradient", "product", "both", "scores"]
 Program = Callable[[list[Tensor]], list[Tensor]]
 MEANING = {"gradient": "an inner step", "product": "its second derivative", "scores": "the query losses"}
 
+MOST_IN_PROGRAMS = 2**24  # weights: our programs for inner rules add up their parts in one block of a GPU
+
 # What PyTorch's partitioner would keep rather than compute again: three times the memory of convolutions alone.
 KEPT_FOR_SPEED = ("materialized_backward", "used_far_apart", "long_fusible_chains")
 
@@ -114,6 +116,8 @@ class Traced(VmapBackend):
     def rule(self, rule: Rule, one_process: bool) -> Rule:
         """The rule, by our fused programs where a GPU has all tasks."""
         if self._vector is None or self._kinds != {(torch.float32, "cuda")} or not one_process or not_installed():
+            return rule
+        if sum(self._vector.sizes) > MOST_IN_PROGRAMS:
             return rule
         from gradshare.engine.conv4.triton.programs import with_programs
 
