@@ -375,6 +375,22 @@ def test_a_rule_sees_one_vector_where_it_may(sharing: gs.GradientSharing) -> Non
     torch.testing.assert_close(network.unpack(network.pack({"ghat": values}))["ghat"], values, rtol=0, atol=0)
 
 
+@pytest.mark.usefixtures("interpreted")
+def test_fused_programs_of_a_rule_give_the_same() -> None:
+    pytest.importorskip("triton", reason="the programs are written in Triton, which is not installed")
+    episodes, found = images(0), []
+    for fused in (False, True):
+        learner = gs.maml(deep().float(), steps=2, sharing=gs.GradientSharing()).to("cpu", compiled=True)
+        if fused:
+            vars(learner.network)["_kinds"] = {(torch.float32, "cuda")}
+        state = randomised(learner.init())
+        for _ in range(2):  # the rule is looked at in the first
+            gradient = flat(learner, state, episodes.to("cpu", torch.float32))
+        found.append(gradient)
+    assert (type(learner._rule().links[0]).__name__, len(found)) == ("Fused", 2)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+
+
 def test_each_number_of_streams_has_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: object())
     convolution._streams.cache_clear()

@@ -50,7 +50,8 @@ def flat(learner: gs.Learner, state: gs.MetaState, episodes: gs.Episodes) -> Ten
 @pytest.mark.parametrize(("precision", "most"), [("tf32", 0.02), ("bf16", 0.2)])
 @pytest.mark.parametrize("net", NETS)
 def test_the_meta_gradient_is_that_of_float64(net: str, precision: Any, most: float) -> None:
-    learner, exact = (gs.maml(model, inner_lr=0.01, steps=2) for model in (NETS[net](), NETS[net]().double()))
+    options: dict[str, Any] = {"inner_lr": 0.01, "steps": 2, "sharing": gs.GradientSharing()}
+    learner, exact = (gs.maml(model, **options) for model in (NETS[net](), NETS[net]().double()))
     state, wide = learner.init(0), exact.init()
     for name, tensor in wide.trainable().items():
         tensor.data.copy_(state.trainable()[name].data)
