@@ -13,7 +13,9 @@ ALL = "weights"  # the one name under which an inner rule sees all weights
 
 
 class Vector:
-    """Weights one after the other. Filters have their channels last, as convolutions take them.
+    """Weights one after the other, then zeros up to a multiple of 16, at which the vector of the next task begins.
+
+    Filters have their channels last, as convolutions take them.
 
     Args:
         shapes: of the weights, without the task axis.
@@ -22,10 +24,13 @@ class Vector:
     def __init__(self, shapes: Mapping[str, Size]) -> None:
         self.shapes = shapes
         self.sizes = [shape.numel() for shape in shapes.values()]
+        self._zeros = -sum(self.sizes) % 16
+        self.sizes[-1] += self._zeros
 
     def pack(self, weights: Weights) -> Tensor:  # {name: [..., *shape]} -> [..., P]
         parts = [(weights[name], len(shape)) for name, shape in self.shapes.items()]
-        return torch.cat([(w.movedim(-3, -1) if dims == 4 else w).flatten(w.dim() - dims) for w, dims in parts], -1)
+        flat = [(w.movedim(-3, -1) if dims == 4 else w).flatten(w.dim() - dims) for w, dims in parts]
+        return torch.cat([*flat, flat[0].new_zeros(*flat[0].shape[:-1], self._zeros)], -1)
 
     def unpack(self, packed: Tensor) -> dict[str, Tensor]:
         parts = zip(self.shapes.items(), packed.split(self.sizes, -1), strict=True)
@@ -33,6 +38,7 @@ class Vector:
 
 
 def _in_shape(part: Tensor, shape: Size) -> Tensor:
+    part = part[..., : shape.numel()]
     if len(shape) != 4:
         return part.view(*part.shape[:-1], *shape)
     outputs, inputs, height, width = shape
