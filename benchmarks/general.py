@@ -241,23 +241,27 @@ def methods(context: Context) -> None:
 
 
 def streams(context: Context) -> None:
-    """The calls of a convolution, one a task, on several streams; and kernels that cuDNN chose by timing them."""
+    """Convolutions of all tasks at once; a call of PyTorch's for each task, on several streams; cuDNN's own choice."""
     cases = [case_of(context, name, *sizes, **best(context)) for name, sizes in VARIED.items()]
-    usual, build = operators.STREAMS, measure.build
+    usual, build = (operators.AT_ONCE, operators.STREAMS), measure.build
     measure.build = cache(build)  # the same learner each time, whose programs are there
     try:
-        for count in (4, 1, 2):
-            print(f"-- {count} streams", flush=True)
-            operators.STREAMS = count
-            context.time(cases, f"general-streams-{count}.json")
-        operators.STREAMS = usual
-        print("-- cuDNN's benchmark", flush=True)
-        torch.backends.cudnn.benchmark = True
-        context.time(cases, "general-cudnn-benchmark.json")
+        for name, at_once, count, timed in WAYS:
+            print(f"-- {name}", flush=True)
+            operators.AT_ONCE, operators.STREAMS, torch.backends.cudnn.benchmark = at_once, count, timed
+            context.time(cases, f"general-{name}.json")
     finally:
-        operators.STREAMS, measure.build, torch.backends.cudnn.benchmark = usual, build, False
+        (operators.AT_ONCE, operators.STREAMS), measure.build = usual, build
+        torch.backends.cudnn.benchmark = False
 
 
+# Whether all tasks at once; how many streams else; whether cuDNN times its kernels.
+WAYS = (
+    ("at-once", True, 4, False),
+    ("streams-4", False, 4, False),
+    ("streams-1", False, 1, False),
+    ("cudnn-benchmark", False, 4, True),
+)
 VARIED = {"resnet": (4, 1), "relu": (5, 5)}
 
 
