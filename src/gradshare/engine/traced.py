@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 from torch._ops import OpOverload
 from torch.autograd.function import once_differentiable
 from torch.fx import GraphModule, Node
@@ -34,7 +34,6 @@ from torch.utils.checkpoint import CheckpointPolicy
 from gradshare.engine.backends import not_installed
 from gradshare.engine.convolution import operators
 from gradshare.engine.forms import forms
-from gradshare.engine.vector import ALL, Vector, packed_tree, unpacked_tree
 from gradshare.engine.vmapped import Given, VmapBackend, explained
 from gradshare.errors import UserError
 from gradshare.method.adapt import gradients_of
@@ -46,6 +45,7 @@ Kind = Literal["gradient", "product", "both", "scores"]
 Program = Callable[[list[Tensor]], list[Tensor]]
 MEANING = {"gradient": "an inner step", "product": "its second derivative", "scores": "the query losses"}
 
+ALL = "weights"  # the one name under which an inner rule sees all weights
 MOST_IN_PROGRAMS = 2**24  # weights: our programs for inner rules add up their parts in one block of a GPU
 
 # What PyTorch's partitioner would keep rather than compute again: three times the memory of convolutions alone.
@@ -443,3 +443,58 @@ def _products(tf32: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+class Vector:
+    """Weights one after the other, then zeros up to a multiple of 16, at which the vector of the next task begins.
+
+    Filters have their channels last, as convolutions take them.
+
+    Args:
+        shapes: of the weights, without the task axis.
+    """
+
+    def __init__(self, shapes: Mapping[str, Size]) -> None:
+        self.shapes = shapes
+        self.sizes = [shape.numel() for shape in shapes.values()]
+        self._zeros = -sum(self.sizes) % 16
+        self.sizes[-1] += self._zeros
+
+    def pack(self, weights: Weights) -> Tensor:  # {name: [..., *shape]} -> [..., P]
+        parts = [(weights[name], len(shape)) for name, shape in self.shapes.items()]
+        flat = [(w.movedim(-3, -1) if dims == 4 else w).flatten(w.dim() - dims) for w, dims in parts]
+        return torch.cat([*flat, flat[0].new_zeros(*flat[0].shape[:-1], self._zeros)], -1)
+
+    def unpack(self, packed: Tensor) -> dict[str, Tensor]:
+        parts = zip(self.shapes.items(), packed.split(self.sizes, -1), strict=True)
+        return {name: _in_shape(part, shape) for (name, shape), part in parts}
+
+
+def _in_shape(part: Tensor, shape: Size) -> Tensor:
+    part = part[..., : shape.numel()]
+    if len(shape) != 4:
+        return part.view(*part.shape[:-1], *shape)
+    outputs, inputs, height, width = shape
+    return part.view(*part.shape[:-1], outputs, height, width, inputs).movedim(-1, -3)
+
+
+def packed_tree(tree: Tree, shapes: Mapping[str, Size], sizes: list[int], pack: Callable[[Weights], Tensor]) -> Tree:
+    """A rule's learned values or memory, those that belong to weights in one vector.
+
+    Args:
+        sizes: how many elements of the vector each weight has.
+    """
+    if set(tree) != set(shapes):
+        return {n: packed_tree(v, shapes, sizes, pack) if isinstance(v, dict) else v for n, v in tree.items()}
+    if all(tree[name].shape[-len(shape) :] == shape for name, shape in shapes.items()):
+        return {ALL: pack(tree)}
+    # a value for each weight tensor, [...]: the same for all its elements
+    spread = [tree[name].unsqueeze(-1) for name in shapes]
+    return {ALL: torch.cat([v.expand(*v.shape[:-1], n) for v, n in zip(spread, sizes, strict=True)], -1)}
+
+
+def unpacked_tree(tree: Tree, unpack: Callable[[Tensor], Tree]) -> Tree:
+    """The reverse of `packed_tree`, for a memory."""
+    if set(tree) == {ALL}:
+        return unpack(tree[ALL])
+    return {n: unpacked_tree(v, unpack) if isinstance(v, dict) else v for n, v in tree.items()}
