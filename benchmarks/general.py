@@ -1,6 +1,6 @@
 """Measure compiled programs for any network on one GPU, beside higher and TorchOpt. Needs no installed gradshare.
 
-    PYTHONPATH=src python benchmarks/general.py FOLDER --call 1      # the speed of every network, at most 9 minutes
+    PYTHONPATH=src python benchmarks/general.py FOLDER --call 1      # the speed of every network, at most 9.5 minutes
     PYTHONPATH=src python benchmarks/general.py FOLDER --call 2      # first steps, exactness, learning, tilings
     PYTHONPATH=src python benchmarks/general.py FOLDER --tiny        # both on a CPU, small: does it run?
 
@@ -22,6 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 import gradshare as gs
+from gradshare.bench import measure
 from gradshare.bench.cases import RIVALS, Case
 from gradshare.bench.measure import Timing, begin, run
 from gradshare.bench.results import Failure, Measurement, Results, line_of
@@ -239,19 +241,27 @@ def methods(context: Context) -> None:
 
 
 def streams(context: Context) -> None:
-    """The calls of a convolution, one a task, on several streams; and kernels that cuDNN chose by timing them."""
+    """Convolutions of all tasks at once; a call of PyTorch's for each task, on several streams; cuDNN's own choice."""
     cases = [case_of(context, name, *sizes, **best(context)) for name, sizes in VARIED.items()]
-    for count in (4, 1, 2):
-        print(f"-- {count} streams", flush=True)
-        operators.STREAMS = count
-        context.time(cases, f"general-streams-{count}.json")
-    operators.STREAMS = 1
-    print("-- cuDNN's benchmark", flush=True)
-    torch.backends.cudnn.benchmark = True
-    context.time(cases, "general-cudnn-benchmark.json")
-    torch.backends.cudnn.benchmark = False
+    usual, build = (operators.AT_ONCE, operators.STREAMS), measure.build
+    measure.build = cache(build)  # the same learner each time, whose programs are there
+    try:
+        for name, at_once, count, timed in WAYS:
+            print(f"-- {name}", flush=True)
+            operators.AT_ONCE, operators.STREAMS, torch.backends.cudnn.benchmark = at_once, count, timed
+            context.time(cases, f"general-{name}.json")
+    finally:
+        (operators.AT_ONCE, operators.STREAMS), measure.build = usual, build
+        torch.backends.cudnn.benchmark = False
 
 
+# Whether all tasks at once; how many streams else; whether cuDNN times its kernels.
+WAYS = (
+    ("at-once", True, 4, False),
+    ("streams-4", False, 4, False),
+    ("streams-1", False, 1, False),
+    ("cudnn-benchmark", False, 4, True),
+)
 VARIED = {"resnet": (4, 1), "relu": (5, 5)}
 
 
@@ -429,7 +439,7 @@ def write(context: Context, name: str, content: Any) -> None:
 
 
 PARTS = (
-    Part("prepare", 1, 110, prepare),
+    Part("prepare", 1, 130, prepare),
     Part("resnet", 1, 170, resnets),
     Part("streams", 1, 80, streams),
     Part("users", 1, 90, users),

@@ -18,7 +18,6 @@ from gradshare.learners.graphs import GraphedPrediction, GraphedStep
 from gradshare.learners.optimisers import optimiser_tensors
 from gradshare.runs import checkpoints
 from gradshare.runs.divergence import Diverged
-from tests.support.commands import gradshare
 from tests.support.learners import ALGORITHMS, every_algorithm, every_sharing, gradients, net, randomised, tasks
 from tests.support.runs import TINY, learner, same_run
 
@@ -166,6 +165,9 @@ def test_asked_to_pytorch_trains_the_same_run_twice(blobs: Path, tmp_path: Path,
 
 def twice(blobs: Path, folder: Path, *options: str) -> str:
     """Train a run in each of two processes with the same options; the runs must have the same bits."""
+    pytest.importorskip("cyclopts", reason="the command line")
+    from tests.support.commands import gradshare
+
     words = ["--ways", 3, "--queries", 3, "--tasks", 2, "--steps", 2, "--filters", 8]
     words += ["--val-tasks", 6, "--test-tasks", 6]
     words += ["--threads", 1, "--epochs", 2, "--iterations", 10, "--dataset", blobs, "--device", "cuda", *options]

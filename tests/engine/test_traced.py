@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import gradshare as gs
 from gradshare.engine import convolution, traced
 from gradshare.engine.convolution import TaskMaps, laid_out, operators
-from gradshare.engine.forms import normalised
+from gradshare.engine.forms import _whole_eights, normalised
 from gradshare.engine.operations import conv
 from tests.learners.test_parts import assert_same_as_whole
 from tests.support.cases import (
@@ -142,6 +142,7 @@ def test_reptile_and_evaluation_are_as_in_general() -> None:
 GEOMETRIES: dict[str, tuple[TaskMaps, tuple[int, ...], tuple[int, ...]]] = {
     "1d": (TaskMaps([2], [1], [1], False, [0], 1), (2, 3, 2, 7), (2, 4, 2, 3)),
     "2d": (TaskMaps([1, 2], [1, 0], [1, 2], False, [0, 0], 2), (2, 2, 4, 6, 7), (2, 4, 2, 3, 2)),
+    "1x1": (TaskMaps([1, 1], [0, 0], [1, 1], False, [0, 0], 1), (2, 2, 3, 2, 3), (2, 4, 3, 1, 1)),
     "3d": (TaskMaps([1] * 3, [1] * 3, [1] * 3, False, [0] * 3, 1), (2, 2, 1, 3, 3, 3), (2, 2, 1, 2, 2, 2)),
     "transposed": (TaskMaps([2, 2], [1, 0], [1, 2], True, [1, 0], 2), (2, 2, 4, 4, 3), (2, 4, 2, 3, 2)),
 }
@@ -293,7 +294,7 @@ def test_what_an_inner_step_keeps(interpreted: list[GraphModule], precision: Any
     layers = sum(isinstance(layer, nn.Conv2d) for layer in deep())
     units = [len(convolutions_of(one)) for one in (first, second, alone)]
     assert units == [3 * layers - 1, 6 * layers - 4, 8 * layers - 5]  # less in the first layer: images are constants
-    kept = [node for node in first.graph.output_node().args[0][len(state.params) :] if node.op != "placeholder"]
+    kept = [node for node in first.graph.output_node().args[0][1:] if node.op != "placeholder"]
     sizes = {node: node.meta["val"].numel() * node.meta["val"].element_size() for node in kept}
     results = [node.meta["val"] for node in convolutions_of(first)]
     assert sum(sizes.values()) < 2 * sum(each.numel() * each.element_size() for each in results)
@@ -352,6 +353,42 @@ def test_operands_of_convolutions_are_in_memory_once(monkeypatch: pytest.MonkeyP
     with pytest.raises(KeyboardInterrupt):
         traced.compiled(module, "a trial")
     assert len(planned) == 2, planned
+
+
+def test_channels_of_zeros_change_nothing() -> None:
+    x, w = torch.rand(2, 3, 3, 6, 6), torch.rand(2, 4, 3, 3, 3)
+    maps = TaskMaps([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    padded = _whole_eights(x), _whole_eights(w)
+    assert [value.shape[2] for value in padded] == [8, 8] and _whole_eights(padded[0]) is padded[0]
+    torch.testing.assert_close(conv(*padded, None, maps), conv(x, w, None, maps))
+
+
+@pytest.mark.parametrize("sharing", [gs.GradientSharing(), gs.GradientSharing("tensor")])
+def test_a_rule_sees_one_vector_where_it_may(sharing: gs.GradientSharing) -> None:
+    learner = gs.meta_sgd(deep(), steps=2, sharing=sharing).to("cpu", compiled=True)
+    network, state = learner.network, learner.init()
+    names = {"weights"} if sharing.any_layout else set(learner.adapted)
+    assert set(network.start(state.params)) == names
+    ghat = network.pack(state.memory)["sharing"]["ghat"]
+    assert set(ghat) == names
+    values = {name: torch.rand(2, *state.params[name].shape) for name in learner.adapted}
+    torch.testing.assert_close(network.unpack(network.pack({"ghat": values}))["ghat"], values, rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_fused_programs_of_a_rule_give_the_same() -> None:
+    pytest.importorskip("triton", reason="the programs are written in Triton, which is not installed")
+    episodes, found = images(0), []
+    for fused in (False, True):
+        learner = gs.maml(deep().float(), steps=2, sharing=gs.GradientSharing()).to("cpu", compiled=True)
+        if fused:
+            vars(learner.network)["_kinds"] = {(torch.float32, "cuda")}
+        state = randomised(learner.init())
+        for _ in range(2):  # the rule is looked at in the first
+            gradient = flat(learner, state, episodes.to("cpu", torch.float32))
+        found.append(gradient)
+    assert (type(learner._rule().links[0]).__name__, len(found)) == ("Fused", 2)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
 def test_each_number_of_streams_has_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,8 @@ def backend(
     if precision == "float32" or not kernels:
         from gradshare.engine.traced import Traced
 
-        return Traced(module, adapted, torch.bfloat16 if precision == "bf16" else None, tf32=precision == "tf32")
+        low = torch.bfloat16 if precision == "bf16" else None
+        return Traced(module, adapted, low, precision == "tf32", any_layout)
     assert isinstance(module, Conv4)
     from gradshare.engine.conv4.triton.packed import TritonConv4
 

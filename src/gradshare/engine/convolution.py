@@ -25,8 +25,9 @@ aten = torch.ops.aten
 
 # Whether the programs of `implicit.py` compute what they can.
 AT_ONCE = True
-# On how many streams a GPU computes the tasks of a convolution, one call of PyTorch's for each task.
-STREAMS = 1
+# On how many streams a GPU computes the tasks of a convolution, one call of PyTorch's for each task: those of a few
+# images leave most of a GPU idle.
+STREAMS = 4
 
 library = torch.library.Library("gradshare", "DEF")
 OPTIONS = "int[] stride, int[] padding, int[] dilation, bool transposed, int[] output_padding, int groups"
@@ -96,6 +97,8 @@ def _fake_filters_gradient(g: Tensor, x: Tensor, w: Tensor, *options: Any) -> Te
 
 def _conv(x: Tensor, w: Tensor, *options: Any) -> Tensor:
     how = Options(*options)
+    if _is_product(w, how):
+        return _product(x, w.flatten(2).mT)
     if _at_once(x, how):
         from gradshare.engine import implicit
 
@@ -105,6 +108,8 @@ def _conv(x: Tensor, w: Tensor, *options: Any) -> Tensor:
 
 def _images_gradient(g: Tensor, x: Tensor, w: Tensor, *options: Any) -> Tensor:
     how = Options(*options)
+    if _is_product(w, how):
+        return _product(g, w.flatten(2))
     if _at_once(x, how):
         from gradshare.engine import implicit
 
@@ -125,6 +130,19 @@ def _at_once(x: Tensor, how: Options) -> bool:
     """Whether our GPU programs compute all tasks at once; PyTorch's know no task axis."""
     plain = x.is_cuda and x.dtype == torch.bfloat16 and x.dim() == 5 and not how.transposed and how.groups == 1
     return AT_ONCE and plain and len(x) > 1 and not_installed() is None
+
+
+def _is_product(w: Tensor, how: Options) -> bool:
+    """Whether a convolution is one product of matrices for each task: filters of one pixel, images with channels last.
+
+    The gradient with respect to the filters is not: a library's product of so many rows is slow.
+    """
+    return w.shape[3:] == (1, 1) and how == Options([1, 1], [0, 0], how.dilation, False, how.output_padding, 1)
+
+
+def _product(x: Tensor, w: Tensor) -> Tensor:  # [tasks, n, C, H, W], [tasks, C, O] -> [tasks, n, O, H, W]
+    last = x.movedim(2, -1)
+    return torch.bmm(last.flatten(1, 3), w).unflatten(1, last.shape[1:4]).movedim(-1, 2)
 
 
 def _by_task(one: Callable[..., Tensor], *tensors: Tensor) -> Tensor:

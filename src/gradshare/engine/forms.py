@@ -56,15 +56,24 @@ def forms(low: torch.dtype | None) -> dict[Any, Form]:
 
 def _convolve(tasks: int, dims: Any, x: Tensor, w: Tensor, b: Tensor | None, maps: TaskMaps, low: Any) -> Tensor:
     x, w = (value if low is None else value.to(low) for value in (x, w))
-    x = _tasks_first(tasks, dims[0], x)
-    if dims[1] is None and dims[2] is None:  # all tasks share the filters: one large batch
+    in_common = dims[1] is None and dims[2] is None
+    x, w = _tasks_first(tasks, dims[0], x), w if in_common else _tasks_first(tasks, dims[1], w)
+    if x.is_cuda and maps.groups == 1 and not maps.transposed and len(maps.stride) == 2:
+        x, w = _whole_eights(x), _whole_eights(w)
+    if in_common:  # one large batch
         y = operations.conv(x.flatten(0, 1)[None], w[None], None, maps)[0].unflatten(0, (tasks, -1))
     else:
-        y = operations.conv(x, _tasks_first(tasks, dims[1], w), None, maps)
+        y = operations.conv(x, w, None, maps)
     if b is None:
         return y
     shift = _tasks_first(tasks, dims[2], b)
     return y + shift.view(tasks, 1, -1, *(1 for _ in y.shape[3:])).to(y.dtype)
+
+
+def _whole_eights(x: Tensor) -> Tensor:  # [..., C, H, W]
+    """With channels of zeros up to a multiple of eight, which the kernels of a GPU's matrix units want."""
+    missing = -x.shape[-3] % 8
+    return F.pad(x.movedim(-3, -1), (0, missing)).movedim(-1, -3) if missing else x
 
 
 def _convolution(original: Form, dims: int, low: torch.dtype | None) -> Form:
@@ -261,8 +270,11 @@ class _MaxPool(torch.autograd.Function):
         rows, columns = (size // 2 * 2 for size in x.shape[-3:-1])
         corners = [x[..., row:rows:2, column:columns:2, :] for row in (0, 1) for column in (0, 1)]
         top = torch.maximum(torch.maximum(corners[0], corners[1]), torch.maximum(corners[2], corners[3]))
-        place = torch.where(corners[2] == top, 2, 3)
-        place = torch.where(corners[0] == top, 0, torch.where(corners[1] == top, 1, place)).to(torch.uint8)
+        one, two, three, zero = (  # of numbers of Python the compiler would keep integers of eight bytes
+            torch.full((), number, dtype=torch.uint8, device=x.device) for number in (1, 2, 3, 0)
+        )
+        place = torch.where(corners[2] == top, two, three)
+        place = torch.where(corners[0] == top, zero, torch.where(corners[1] == top, one, place))
         ctx.save_for_backward(place)
         ctx.size = x.shape[-3:-1]
         return top

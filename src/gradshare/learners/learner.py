@@ -131,7 +131,8 @@ class Learner:
     def network(self) -> Network:
         """How the module is run."""
         how = self.precision, self._kernels, self.compiled
-        return backends.backend(self.module, self.adapted, self.rule.any_layout, *how)
+        any_layout = self.rule.any_layout and self.head_start != "prototypes"  # whose head is of each task's own size
+        return backends.backend(self.module, self.adapted, any_layout, *how)
 
     @cached_property
     def _kernels(self) -> bool:

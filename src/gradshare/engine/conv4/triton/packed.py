@@ -18,11 +18,10 @@ from gradshare.engine.conv4.triton.first_block import Patches, patches
 from gradshare.engine.conv4.triton.network import Part, Plan, network
 from gradshare.engine.conv4.triton.programs import with_programs
 from gradshare.engine.networks import Conv4
+from gradshare.engine.traced import ALL, packed_tree, unpacked_tree
 from gradshare.errors import UserError
 from gradshare.method.episodes import Inputs
 from gradshare.method.rules import InnerStep, Moved, Rule, Tree, Weights
-
-ALL = "weights"  # the one name under which an inner rule sees all weights
 
 
 class TritonConv4:
@@ -100,23 +99,11 @@ class TritonConv4:
 
     def pack(self, tree: Tree) -> Tree:
         """A rule's learned values or memory, those that belong to weights packed."""
-        if not self.any_layout:
-            return tree
-        if set(tree) != set(self.shapes):
-            return {name: self.pack(value) if isinstance(value, dict) else value for name, value in tree.items()}
-        if all(tree[name].shape[-len(shape) :] == shape for name, shape in self.shapes.items()):
-            return {ALL: self._pack(tree)}
-        # a value for each weight tensor, [...]: the same for all its elements
-        spread = [tree[name].unsqueeze(-1) for name in self.shapes]
-        return {ALL: torch.cat([v.expand(*v.shape[:-1], n) for v, n in zip(spread, self._sizes, strict=True)], -1)}
+        return packed_tree(tree, self.shapes, self._sizes, self._pack) if self.any_layout else tree
 
     def unpack(self, tree: Tree) -> Tree:
         """The reverse of `pack`, for a memory."""
-        if not self.any_layout:
-            return tree
-        if set(tree) == {ALL}:
-            return self._unpack(tree[ALL])
-        return {name: self.unpack(value) if isinstance(value, dict) else value for name, value in tree.items()}
+        return unpacked_tree(tree, self._unpack) if self.any_layout else tree
 
     def rule(self, rule: Rule, one_process: bool) -> Rule:
         """The rule, by fused programs where there are some; one that must see the weights by name gets them so."""
