@@ -37,17 +37,19 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
 import accelerate_report as report
 import regimes
+import together
+import torch
 
 OUT = Path(__file__).resolve().parent.parent / "results" / "accelerate"
 COLUMNS = ("regime", "rule", "rate", "seed", "measure", "value")
-RATES = (0.25, 0.5, 1.0, 2.0, 4.0)
-SWEEP, CONFIRM = (0, 1), (10, 11, 12, 13, 14)
+CONFIRM = (10, 11, 12, 13, 14)
 CORE = ("original", "shared", "half-rate", "gate-only", "tensor-gates", "batch-only", "memory-only")
 NEW = (
     *(
@@ -116,33 +118,13 @@ def append(path: Path, cell: Cell, measures: dict[str, float]) -> None:
 # What to train
 
 
-def last_validation(measures: dict[str, float], higher: bool) -> float:
-    """The mean of the last two validations, such that more is better; -inf where they are not finite."""
-    values = [value for _, value in report.curve(measures)[-2:]]
-    mean = sum(values) / len(values)
-    return (mean if higher else -mean) if math.isfinite(mean) else -math.inf
-
-
-def best_rate(results: Results, regime: str, rule: str, rates: Iterable[float], higher: bool) -> float | None:
-    """The rate whose last validation is best over the seeds of the sweep; None until all are there."""
-    scores = {}
-    for rate in rates:
-        cells = [Cell(regime, rule, rate, seed) for seed in SWEEP]
-        if not all(cell in results for cell in cells):
-            return None
-        scores[rate] = sum(last_validation(results[cell], higher) for cell in cells)
-    return max(scores, key=scores.__getitem__)
-
-
-def to_do(results: Results, regime: str, rules: Iterable[str], given: argparse.Namespace, higher: bool) -> list[Cell]:
+def to_do(results: Results, name: str, rules: Iterable[str], given: argparse.Namespace) -> list[Cell]:
     """Cells that can be trained now and are not there: the sweep of each rule, then the seeds at its best rate."""
-    cells = []
+    cells, rates = [], given.rates or regimes.KNOWN[name].rates
     for rule in rules:
-        sweep = (
-            [Cell(regime, rule, rate, seed) for rate in given.rates for seed in SWEEP] if len(given.rates) > 1 else []
-        )
-        best = given.rates[0] if not sweep else best_rate(results, regime, rule, given.rates, higher)
-        confirm = [] if best is None else [Cell(regime, rule, best, seed) for seed in given.seeds]
+        sweep = [Cell(name, rule, rate, seed) for rate in rates for seed in report.SWEEP] if len(rates) > 1 else []
+        best = report.best_rate(results, name, rule, rates) if sweep else rates[0]
+        confirm = [] if best is None else [Cell(name, rule, best, seed) for seed in given.seeds]
         cells += [cell for cell in (*sweep, *confirm) if cell not in results]
     return cells
 
@@ -156,50 +138,61 @@ def same_training(cell: Cell) -> Cell:
 # Training
 
 
+def train(cells: list[Cell], runs: Path, small: bool) -> list[dict[str, float]]:
+    """Train cells of one regime and rule; returns the measures of each."""
+    torch.set_num_threads(1)
+    name, rule, *_ = cells[0]
+    regime, arm = regimes.KNOWN[name], regimes.Arm(rule)
+    regime = regimes.tiny(regime) if small else regime
+    if regime.at_once > 1:
+        return together.train(regime, arm, [(cell.rate, cell.seed) for cell in cells])
+    one = partial(regimes.train_preset, runs=runs) if regime.preset else regimes.train_small
+    return [dict(one(regime, arm, cell.rate, cell.seed)) for cell in cells]
+
+
 def advance(given: argparse.Namespace) -> bool:
     """Train what is missing until the budget ends; returns whether all is done. What fails is left out."""
-    began, path = time.monotonic(), given.out / "runs.csv"
-    until = began + 60 * given.budget_minutes
-    taken: dict[str, list[float]] = defaultdict(list)  # regime -> seconds of the cells of this call
+    path, until = given.out / "runs.csv", time.monotonic() + 60 * given.budget_minutes
     failed: set[Cell] = set()
     with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
         for name in given.regime:
-            regime = regimes.KNOWN[name]
-            running: dict[Future[dict[str, float]], Cell] = {}
+            running: dict[Future[list[dict[str, float]]], list[Cell]] = {}
             while True:
                 results = read(path)
-                waiting = to_do(results, name, given.rules, given, regime.higher)
+                waiting = to_do(results, name, given.rules, given)
                 if known := [cell for cell in waiting if same_training(cell) in results]:
                     for cell in known:
                         append(path, cell, results[same_training(cell)])
                     continue
-                waiting = [cell for cell in waiting if cell not in running.values() and cell not in failed]
+                begun = failed.union(*running.values())
+                waiting = [cell for cell in waiting if cell not in begun]
                 while waiting and len(running) < given.jobs and time.monotonic() < until:
-                    cell = waiting.pop(0)
-                    running[pool.submit(regimes.train, *cell, given.runs, given.tiny)] = cell
+                    alike = [cell for cell in waiting if cell.rule == waiting[0].rule]
+                    cells = alike[: regimes.KNOWN[name].at_once]
+                    waiting = [cell for cell in waiting if cell not in cells]
+                    running[pool.submit(train, cells, given.runs, given.tiny)] = cells
                 if not running:
                     break
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    cell = running.pop(future)
+                    cells = running.pop(future)
                     try:
-                        measures = future.result()
+                        found = future.result()
                     except Exception as error:  # the other cells can be trained
-                        failed.add(cell)
-                        print(f"FAILED: {' '.join(map(str, cell))}: {error!r}", flush=True)
+                        failed.update(cells)
+                        print(f"FAILED: {'; '.join(map(shown, cells))}: {error!r}", flush=True)
                         continue
-                    append(path, cell, measures)
-                    taken[name].append(measures[LAST])
-                    left = len(waiting) + len(running)
-                    minutes = left * sum(taken[name]) / len(taken[name]) / given.jobs / 60
-                    print(
-                        f"{name}  {cell.rule}  rate x{cell.rate:g}  seed {cell.seed}  test {measures['test']:.4g}"
-                        f"  {measures[LAST]:.1f} s; at least {left} cells left, {minutes:.0f} min",
-                        flush=True,
-                    )
+                    for cell, measures in zip(cells, found, strict=True):
+                        append(path, cell, measures)
+                        print(f"{shown(cell)}  test {measures['test']:.4g}  {measures[LAST]:.1f} s", flush=True)
+                    print(f"{name}: at least {len(waiting) + sum(map(len, running.values()))} cells left", flush=True)
             if time.monotonic() >= until:
                 print(f"the budget of {given.budget_minutes:g} minutes is spent: the same command goes on", flush=True)
                 return False
     return not failed
+
+
+def shown(cell: Cell) -> str:
+    return f"{cell.regime}  {cell.rule}  rate x{cell.rate:g}  seed {cell.seed}"
 
 
 def status(given: argparse.Namespace) -> Iterator[str]:
@@ -207,7 +200,7 @@ def status(given: argparse.Namespace) -> Iterator[str]:
     for name in given.regime:
         have = [cell for cell in results if cell.regime == name]
         seconds = sum(results[cell][LAST] for cell in have)
-        left = to_do(results, name, given.rules, given, regimes.KNOWN[name].higher)
+        left = to_do(results, name, given.rules, given)
         confirmed = {cell.rule for cell in have if all(cell._replace(seed=seed) in results for seed in given.seeds)}
         yield (
             f"{name}: {len(have)} cells in {seconds / 60:.0f} min; confirmed {', '.join(sorted(confirmed)) or 'none'};"
@@ -221,7 +214,7 @@ def main() -> None:
     options.add_argument(
         "--rules", nargs="+", default=["core"], help="core, new, all, or rules such as additive/gates10"
     )
-    options.add_argument("--rates", nargs="+", type=float, default=list(RATES), help="one rate: no sweep")
+    options.add_argument("--rates", nargs="+", type=float, help="instead of the regime's sweep; one rate: no sweep")
     options.add_argument("--seeds", nargs="+", type=int, default=list(CONFIRM), help="at the chosen rate")
     options.add_argument("--jobs", type=int, default=1, help="trainings side by side, one thread each")
     options.add_argument("--budget-minutes", type=float, default=math.inf, help="start no cell after this")

@@ -15,7 +15,7 @@ from gradshare.reports.statistics import spread
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-CONFIRM = 10  # seeds from here on are not those of the sweep
+SWEEP, CONFIRM = (0, 1), 10  # seeds of the sweep of rates; seeds from CONFIRM on are fresh
 BESIDE = ("original", "gate-only", "tensor-gates")  # what each rule is compared with
 Seeds = dict[int, dict[str, float]]  # seed -> measures of one rule at its rate
 
@@ -43,6 +43,22 @@ def write(results: Mapping[Any, dict[str, float]], out: Path) -> Path:
     return out / "report.md"
 
 
+def last_validation(measures: Mapping[str, float], higher: bool) -> float:
+    """The mean of the last two validations, such that more is better; -inf where they are not finite."""
+    values = [value for _, value in curve(measures)[-2:]]
+    mean = sum(values) / len(values)
+    return (mean if higher else -mean) if math.isfinite(mean) else -math.inf
+
+
+def best_rate(results: Mapping[Any, dict[str, float]], regime: str, rule: str, rates: Iterable[float]) -> float | None:
+    """The rate whose last validation is best over the seeds of the sweep; None until all are there."""
+    scores = {}
+    for rate in rates:
+        found = [results.get((regime, rule, rate, seed)) for seed in SWEEP]
+        scores[rate] = sum(last_validation(one, regimes.KNOWN[regime].higher) if one else math.nan for one in found)
+    return None if any(map(math.isnan, scores.values())) else max(scores, key=scores.__getitem__)
+
+
 def confirmed(results: Mapping[Any, dict[str, float]], regime: str) -> dict[tuple[str, float], Seeds]:
     """(rule, rate) -> the fresh seeds, if at least two; of a preset without any, the seeds of the choice."""
     for first in (CONFIRM, 0) if regimes.KNOWN[regime].preset else (CONFIRM,):
@@ -53,7 +69,9 @@ def confirmed(results: Mapping[Any, dict[str, float]], regime: str) -> dict[tupl
         found = {key: seeds for key, seeds in found.items() if len(seeds) > 1}
         if found:
             break
-    return found
+    rates = regimes.KNOWN[regime].rates
+    chosen = {rule: best_rate(results, regime, rule, rates) for rule, _ in found}
+    return dict(sorted(found.items(), key=lambda row: chosen[row[0][0]] not in (None, row[0][1])))
 
 
 def section(name: str, table: Mapping[tuple[str, float], Seeds]) -> list[str]:
@@ -75,7 +93,7 @@ def section(name: str, table: Mapping[tuple[str, float], Seeds]) -> list[str]:
 
 
 def first_rates(table: Mapping[tuple[str, float], Seeds]) -> dict[str, Seeds]:
-    """The seeds of each rule at its chosen rate: another rate that was trained too comes after it."""
+    """The seeds of each rule at its chosen rate: other rates that were trained too come after it."""
     found: dict[str, Seeds] = {}
     for (rule, _), seeds in table.items():
         found.setdefault(rule, seeds)

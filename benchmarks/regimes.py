@@ -37,6 +37,8 @@ IMPORT = {
     "mini": "gradshare data import mini FILES",
 }
 GPU = {"device": "cuda", "engine": "graph", "precision": "bf16"}
+RATES = (0.25, 0.5, 1.0, 2.0, 4.0)
+WIDER = (*RATES, 8.0)  # where a rule was best at the border
 Measured = Iterator[tuple[str, float]]
 
 
@@ -56,6 +58,8 @@ class Regime:
     steps: int = 5
     outer: float = 3e-3
     looks: int = 10  # at the validation tasks
+    at_once: int = 10  # cells of a rule that are trained as one program, by together.py; 1: one by one
+    rates: tuple[float, ...] = RATES  # factors on `rate`: the same sweep for all rules
     preset: str = ""  # of the paper: trained by gs.train, in epochs
     epochs: int = 20
     options: dict[str, Any] = field(default_factory=lambda: dict(GPU))  # further ones of the preset
@@ -191,6 +195,7 @@ REGIMES = (
         gs.Shape(1, 10, 10),
         "mse",
         600,
+        rates=WIDER,
     ),
     Regime(
         "sinusoid-narrow",
@@ -201,6 +206,7 @@ REGIMES = (
         gs.Shape(1, 10, 10),
         "mse",
         600,
+        rates=WIDER,
     ),
     Regime(
         "glyphs-mlp",
@@ -219,6 +225,7 @@ REGIMES = (
         0.1,
         gs.Shape(5, 1, 5),
         iterations=120,
+        at_once=1,
     ),
     Regime(
         "writers",
@@ -247,6 +254,17 @@ REGIMES = (
         gs.Shape(1, 10, 20),
         "mse",
         300,
+        rates=(*WIDER, 16.0),
+    ),
+    Regime(
+        "omniglot-mlp",
+        "labels at random: 5-way 1-shot Omniglot of 16 x 16 pixels, a network without convolutions",
+        lambda: Small(gs.load_dataset("omniglot")),
+        mlp(PIXELS**2, 64, 32, 5),
+        0.4,
+        gs.Shape(5, 1, 5),
+        iterations=300,
+        dataset="omniglot",
     ),
     Regime(
         "omniglot",
@@ -256,6 +274,7 @@ REGIMES = (
         0.1,
         gs.Shape(5, 1, 5),
         iterations=120,
+        at_once=1,
         dataset="omniglot",
     ),
     Regime(
@@ -266,6 +285,7 @@ REGIMES = (
         0.1,
         gs.Shape(5, 1, 5),
         iterations=300,
+        at_once=1,
         dataset="cub28",
     ),
 )
@@ -281,6 +301,8 @@ OF_THE_PAPER = (  # test: the ensemble of the five best epochs, as docs/results.
         preset="cub-1shot-5task-maml",
         dataset="cub",
         epochs=20,
+        at_once=1,
+        rates=(1.0,),
     ),
     Regime(
         "mini-1shot",
@@ -292,6 +314,8 @@ OF_THE_PAPER = (  # test: the ensemble of the five best epochs, as docs/results.
         preset="mini-1shot-5task-maml",
         dataset="mini",
         epochs=25,
+        at_once=1,
+        rates=(1.0,),
     ),
 )
 KNOWN = {
@@ -384,15 +408,6 @@ class Arm:
 
 
 # One training
-
-
-def train(name: str, rule: str, factor: float, seed: int, runs: Path, small: bool = False) -> dict[str, float]:
-    """Train one cell; returns its measures."""
-    torch.set_num_threads(1)
-    regime, make = (tiny(KNOWN[name]) if small else KNOWN[name]), train_small
-    if regime.preset:
-        make = partial(train_preset, runs=runs)
-    return dict(make(regime, Arm(rule), factor, seed))
 
 
 class Trained(NamedTuple):
