@@ -33,12 +33,14 @@ import argparse
 import csv
 import math
 import os
+import signal
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -152,43 +154,50 @@ def train(cells: list[Cell], runs: Path, small: bool) -> list[dict[str, float]]:
 
 def advance(given: argparse.Namespace) -> bool:
     """Train what is missing until the budget ends; returns whether all is done. What fails is left out."""
-    path, until = given.out / "runs.csv", time.monotonic() + 60 * given.budget_minutes
-    failed: set[Cell] = set()
+    until, done = time.monotonic() + 60 * given.budget_minutes, True
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped: the same command goes on"))
     with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
-        for name in given.regime:
-            running: dict[Future[list[dict[str, float]]], list[Cell]] = {}
-            while True:
-                results = read(path)
-                waiting = to_do(results, name, given.rules, given)
-                if known := [cell for cell in waiting if same_training(cell) in results]:
-                    for cell in known:
-                        append(path, cell, results[same_training(cell)])
-                    continue
-                begun = failed.union(*running.values())
-                waiting = [cell for cell in waiting if cell not in begun]
-                while waiting and len(running) < given.jobs and time.monotonic() < until:
-                    alike = [cell for cell in waiting if cell.rule == waiting[0].rule]
-                    cells = alike[: regimes.KNOWN[name].at_once]
-                    waiting = [cell for cell in waiting if cell not in cells]
-                    running[pool.submit(train, cells, given.runs, given.tiny)] = cells
-                if not running:
-                    break
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    cells = running.pop(future)
-                    try:
-                        found = future.result()
-                    except Exception as error:  # the other cells can be trained
-                        failed.update(cells)
-                        print(f"FAILED: {'; '.join(map(shown, cells))}: {error!r}", flush=True)
-                        continue
-                    for cell, measures in zip(cells, found, strict=True):
-                        append(path, cell, measures)
-                        print(f"{shown(cell)}  test {measures['test']:.4g}  {measures[LAST]:.1f} s", flush=True)
-                    print(f"{name}: at least {len(waiting) + sum(map(len, running.values()))} cells left", flush=True)
-            if time.monotonic() >= until:
+        try:
+            for name in given.regime:
+                done = advance_regime(name, given, pool, until) and done
+        finally:
+            for worker in active_children():  # at a stop they would go on to the end of their cells
+                worker.terminate()
+    return done
+
+
+def advance_regime(name: str, given: argparse.Namespace, pool: ProcessPoolExecutor, until: float) -> bool:
+    path, failed = given.out / "runs.csv", set[Cell]()
+    running: dict[Future[list[dict[str, float]]], list[Cell]] = {}
+    while True:
+        results = read(path)
+        waiting = to_do(results, name, given.rules, given)
+        if known := [cell for cell in waiting if same_training(cell) in results]:
+            for cell in known:
+                append(path, cell, results[same_training(cell)])
+            continue
+        begun = failed.union(*running.values())
+        left = [cell for cell in waiting if cell not in begun]
+        while left and len(running) < given.jobs and time.monotonic() < until:
+            cells = [cell for cell in left if cell.rule == left[0].rule][: regimes.KNOWN[name].at_once]
+            left = [cell for cell in left if cell not in cells]
+            running[pool.submit(train, cells, given.runs, given.tiny)] = cells
+        if not running:
+            if left:
                 print(f"the budget of {given.budget_minutes:g} minutes is spent: the same command goes on", flush=True)
-                return False
-    return not failed
+            return not waiting
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            cells = running.pop(future)
+            try:
+                found = future.result()
+            except Exception as error:  # the other cells can be trained
+                failed.update(cells)
+                print(f"FAILED: {'; '.join(map(shown, cells))}: {error!r}", flush=True)
+                continue
+            for cell, measures in zip(cells, found, strict=True):
+                append(path, cell, measures)
+                print(f"{shown(cell)}  test {measures['test']:.4g}  {measures[LAST]:.1f} s", flush=True)
+            print(f"{name}: at least {len(left) + sum(map(len, running.values()))} cells left", flush=True)
 
 
 def shown(cell: Cell) -> str:

@@ -58,7 +58,7 @@ class Regime:
     steps: int = 5
     outer: float = 3e-3
     looks: int = 10  # at the validation tasks
-    at_once: int = 10  # cells of a rule that are trained as one program, by together.py; 1: one by one
+    at_once: int = 14  # cells of a rule that are trained as one program, by together.py; 1: one by one
     rates: tuple[float, ...] = RATES  # factors on `rate`: the same sweep for all rules
     preset: str = ""  # of the paper: trained by gs.train, in epochs
     epochs: int = 20
@@ -289,7 +289,10 @@ REGIMES = (
         dataset="cub28",
     ),
 )
-VARIATIONS = {"T1": {"tasks": 1}, "T25": {"tasks": 25}, "K1": {"steps": 1}}  # of a regime
+VARIATIONS = {  # of a regime
+    **{"T1": {"tasks": 1}, "T25": {"tasks": 25}, "K1": {"steps": 1}},
+    "long": {"iterations": 2000, "looks": 20},
+}
 OF_THE_PAPER = (  # test: the ensemble of the five best epochs, as docs/results.md
     Regime(
         "cub-1shot",
@@ -332,19 +335,15 @@ KNOWN = {
 
 
 @dataclass(frozen=True)
-class HeadTimes(Rule):
-    """The step of the head times a constant: a factor for each element, so that it also runs on packed weights."""
+class HeadFirst(Rule):
+    """The head moves at the first inner step alone, the body at all: so the body has to adapt."""
 
-    factor: float
     head: tuple[str, ...]
-    name: str = field(default="head_times", init=False, repr=False)
-    any_layout = True
-
-    def init(self, weights: Any, steps: int) -> Any:
-        return {}, {name: torch.full_like(w, self.factor if name in self.head else 1.0) for name, w in weights.items()}
+    name: str = field(default="head_first", init=False, repr=False)
 
     def update(self, at: InnerStep) -> Moved:
-        return Moved({name: own * at.memory[name] for name, own in at.gradients.items()})
+        still = self.head if at.k else ()
+        return Moved({name: own * 0 if name in still else own for name, own in at.gradients.items()})
 
 
 def head_of(names: Sequence[str]) -> tuple[str, ...]:
@@ -386,23 +385,27 @@ class Arm:
 
     def check(self) -> None:
         variant(self.variant)
-        known = {"zero", "zero-init", "body", f"gates{self.gates:g}", f"head{self.head:g}"}
+        known = {"zero", "zero-init", "body", "first", f"gates{self.gates:g}", f"head{self.head:g}"}
         if unknown := [part for part in self._options if part not in known]:
-            raise SystemExit(f"{self.text}: an option is zero, zero-init, body, gates10 or head4, not {unknown[0]}")
+            raise SystemExit(
+                f"{self.text}: an option is zero, zero-init, body, first, gates10 or head4, not {unknown[0]}"
+            )
 
     def rule(self) -> Rule | None:
         plain = first_link(self.variant)
         return BodyOnly(plain) if plain is not None and "body" in self._options else plain
 
     def learner(self, regime: Regime, model: nn.Module, factor: float) -> gs.Learner:
-        head = head_of([name for name, _ in model.named_parameters()])
+        inner: list[Rule] = [] if self.head == 1 else [gs.head_rate(self.head)]
+        if "first" in self._options:
+            inner.append(HeadFirst(head_of([name for name, _ in model.named_parameters()])))
         return gs.maml(
             model,
             inner_lr=regime.rate * factor * variant(self.variant).rate,
             steps=regime.steps,
             sharing=self.rule(),
             loss=regime.loss,
-            inner=[HeadTimes(self.head, head)] if self.head != 1 else None,
+            inner=inner,
             head_start=self.head_start,  # type: ignore[arg-type]
         )
 

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import regimes
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, vmap
 
 import gradshare as gs
