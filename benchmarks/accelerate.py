@@ -11,26 +11,25 @@ intervals over seeds. A cell is one training. Its measures are appended to resul
 rate, seed, measure, value) when it has ended, and a cell that is there is not trained again: stop the command at any
 time, and start it again.
 
-On a GPU with MPS (nvidia-cuda-mps-control -d), four trainings at a time; about 65 s of the card for each of CUB's 20
-epochs, 80 s for MiniImagenet's 25, by docs/log.md. Choose with seeds 0 to 2 (10 recipes: 33 minutes), then confirm the
-best two and the controls with fresh seeds (4 x 5 trainings: 22 minutes on CUB, 27 on MiniImagenet):
+The paper's CUB and MiniImagenet are trained on a GPU by results/train_queue.py: choose with seeds 0 to 2 (18 cells of 8
+epochs, about 8 minutes of an H200), then confirm what was chosen and gate-only with fresh seeds (10 cells of 20 epochs,
+11 minutes), by the times of docs/log.md. A call ends after 9.3 minutes, and the next one goes on. cub-crop84.zip is in
+carry/data, and for the cells of MiniImagenet its two archives, in two calls to one machine:
 
-    python benchmarks/accelerate.py --regime cub-1shot --rules recipes --rates 1 --seeds 0 1 2 --jobs 4
-    python benchmarks/accelerate.py --regime cub-1shot mini-1shot --rates 1 --seeds 10 11 12 13 14 --jobs 4 \\
-        --rules original gate-only BEST SECOND
+    python results/train_queue.py --parts choose --minutes 9.3 --workers 4 --out $OUT        on the GPU machine
+    python results/train_queue.py --collect FOLDER                                           where $OUT came back
+    python benchmarks/accelerate.py --report                                                 choose by cub-1shot
+    python results/train_queue.py --parts confirm --minutes 9.3 --workers 4 --out $OUT \\
+        --only cub-1shot-5task-maml~gate-only cub-1shot-5task-CHOSEN~gate-only mini-1shot-5task-CHOSEN~gate-only
 
-A training that is stopped goes on from its last epoch, in --runs. On a machine that keeps ignored folders alone, add
---out runs/accelerate, bring runs.csv back, and add its rows here (rows that are there twice do no harm):
-
-    tail -n +2 BROUGHT/runs.csv >> results/accelerate/runs.csv
-
---tiny runs all of it on a CPU in a minute.
+Their run folders are in results/accelerate, and the report reads them there.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
 import math
 import os
 import signal
@@ -39,7 +38,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from functools import partial
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import NamedTuple
@@ -48,6 +46,8 @@ import accelerate_report as report
 import regimes
 import together
 import torch
+
+from gradshare.runs.folder import RunFolder
 
 OUT = Path(__file__).resolve().parent.parent / "results" / "accelerate"
 COLUMNS = ("regime", "rule", "rate", "seed", "measure", "value")
@@ -67,10 +67,9 @@ NEW = (
     *("shared-tensor-gates", "shared/gates10", "gate-only/gates10", "tensor-gates/gates10", "additive/gates10"),
     *("original/zero-init", "gate-only/zero-init", "tensor-gates/zero-init"),
 )
-RECIPES = (  # candidates for the GPU, after the small regimes: docs/log.md, 2026-11-18
-    *("original", "gate-only", "original/head4", "gate-only/head4", "gate-only/head16"),
-    *("gate-only/zero-init", "gate-only/zero-init/head4", "tensor-gates/head4/gates10"),
-    *("batch-only/head4", "length-keeping/head4"),
+RECIPES = (
+    *("original/head4", "gate-only/head4", "tensor-gates/head4", "original/zero-init", "gate-only/zero-init"),
+    *("gate-only/zero-init/head4", "gate-only/zero-init/head4/first"),
 )
 SETS = {"core": CORE, "new": NEW, "all": (*CORE, *NEW), "recipes": RECIPES}
 LAST = "seconds"  # the measure that ends a cell
@@ -117,6 +116,24 @@ def append(path: Path, cell: Cell, measures: dict[str, float]) -> None:
         file.write(rows.encode())
 
 
+def full_size(folder: Path) -> Results:
+    """The runs of the paper's size that results/train_queue.py has collected."""
+    found: Results = {}
+    for path in folder.glob("*-1shot-5task-*/seed-*"):
+        run = RunFolder(path)
+        config, summary = json.loads((path / "config.json").read_text(encoding="utf-8")), run.summary()
+        if summary is None or summary.test is None:
+            continue
+        start = f"/{config['head_start']}" if "head_start" in config else ""
+        inner = f"/{config['inner'].replace(':', '')}" if "inner" in config else ""
+        cell = Cell(path.parent.name.partition("-5task")[0], f"{config['arm']}{start}{inner}", 1.0, config["seed"])
+        lines, times = run.epochs(), run.timings()
+        found[cell] = {f"val@{line.epoch}": 100 * (line.val_accuracy or 0.0) for line in lines}
+        found[cell] |= {"test": 100 * (summary.test.ensemble.accuracy or 0.0)}
+        found[cell] |= {LAST: sum(line.train_seconds + line.val_seconds for line in times)}
+    return found
+
+
 # What to train
 
 
@@ -140,7 +157,7 @@ def same_training(cell: Cell) -> Cell:
 # Training
 
 
-def train(cells: list[Cell], runs: Path, small: bool) -> list[dict[str, float]]:
+def train(cells: list[Cell], small: bool) -> list[dict[str, float]]:
     """Train cells of one regime and rule; returns the measures of each."""
     torch.set_num_threads(1)
     name, rule, *_ = cells[0]
@@ -148,8 +165,7 @@ def train(cells: list[Cell], runs: Path, small: bool) -> list[dict[str, float]]:
     regime = regimes.tiny(regime) if small else regime
     if regime.at_once > 1:
         return together.train(regime, arm, [(cell.rate, cell.seed) for cell in cells])
-    one = partial(regimes.train_preset, runs=runs) if regime.preset else regimes.train_small
-    return [dict(one(regime, arm, cell.rate, cell.seed)) for cell in cells]
+    return [dict(regimes.train_small(regime, arm, cell.rate, cell.seed)) for cell in cells]
 
 
 def advance(given: argparse.Namespace) -> bool:
@@ -181,7 +197,7 @@ def advance_regime(name: str, given: argparse.Namespace, pool: ProcessPoolExecut
         while left and len(running) < given.jobs and time.monotonic() < until:
             cells = [cell for cell in left if cell.rule == left[0].rule][: regimes.KNOWN[name].at_once]
             left = [cell for cell in left if cell not in cells]
-            running[pool.submit(train, cells, given.runs, given.tiny)] = cells
+            running[pool.submit(train, cells, given.tiny)] = cells
         if not running:
             if left:
                 print(f"the budget of {given.budget_minutes:g} minutes is spent: the same command goes on", flush=True)
@@ -228,7 +244,6 @@ def main() -> None:
     options.add_argument("--jobs", type=int, default=1, help="trainings side by side, one thread each")
     options.add_argument("--budget-minutes", type=float, default=math.inf, help="start no cell after this")
     options.add_argument("--out", type=Path, default=OUT)
-    options.add_argument("--runs", type=Path, default=Path("runs/accelerate"), help="run folders of the GPU regimes")
     options.add_argument("--tiny", action="store_true", help="everything in seconds, to see that it runs; with --out")
     options.add_argument("--status", action="store_true")
     options.add_argument("--report", action="store_true")
@@ -246,8 +261,12 @@ def main() -> None:
     if not given.report:
         for name, command in missing.items():
             if command:
-                options.error(f"{name} needs a data set that is not here: {command}")
+                options.error(f"{name} is not for here, or needs a data set that is not here: {command}")
         advance(given)
+    results = read(given.out / "runs.csv")
+    for cell, measures in full_size(given.out).items():
+        if cell not in results:
+            append(given.out / "runs.csv", cell, measures)
     print(f"report: {report.write(read(given.out / 'runs.csv'), given.out)}")
 
 

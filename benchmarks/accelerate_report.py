@@ -31,7 +31,8 @@ def write(results: Mapping[Any, dict[str, float]], out: Path) -> Path:
         "rate is the one with the best last validation. The table has fresh seeds. A difference is paired",
         "by seed, with its 95 % interval over seeds; positive is better, also for errors. Bold: the interval is above",
         "zero. *Start* is the mean over all validations of a training (the area under its curve). *Level*: iterations",
-        "(on a GPU: epochs) until validation is as good as the original's last one, mean over the seeds that reach it.",
+        "until validation is as good as the original's last one, mean over the seeds that reach it; on CUB and",
+        "MiniImagenet at full size, epochs until validation is 50 and 40 %.",
         "",
         "![Differences to the original, early and at the end](report.svg)",
     ]
@@ -61,7 +62,7 @@ def best_rate(results: Mapping[Any, dict[str, float]], regime: str, rule: str, r
 
 def confirmed(results: Mapping[Any, dict[str, float]], regime: str) -> dict[tuple[str, float], Seeds]:
     """(rule, rate) -> the fresh seeds, if at least two; of a preset without any, the seeds of the choice."""
-    for first in (CONFIRM, 0) if regimes.KNOWN[regime].preset else (CONFIRM,):
+    for first in (CONFIRM, 0) if regimes.KNOWN[regime].epochs else (CONFIRM,):
         found: dict[tuple[str, float], Seeds] = {}
         for cell, measures in results.items():
             if cell.regime == regime and cell.seed >= first:
@@ -77,7 +78,9 @@ def confirmed(results: Mapping[Any, dict[str, float]], regime: str) -> dict[tupl
 def section(name: str, table: Mapping[tuple[str, float], Seeds]) -> list[str]:
     regime, by_rule = regimes.KNOWN[name], first_rates(table)
     unit = "accuracy in %" if regime.higher else "mean squared error"
-    level = last(by_rule["original"].values()) if "original" in by_rule else math.nan
+    level = regime.level
+    if math.isnan(level) and "original" in by_rule:
+        level = last(by_rule["original"].values())
     beside = [rule for rule in BESIDE if rule in by_rule]
     header = ["rule", "rate", "seeds", f"test, {unit}", *(f"test − {rule}" for rule in beside)]
     header += [f"start − {rule}" for rule in beside] + ["level"]
@@ -102,7 +105,7 @@ def first_rates(table: Mapping[tuple[str, float], Seeds]) -> dict[str, Seeds]:
 
 def length(regime: regimes.Regime) -> str:
     steps = f"T = {regime.tasks}, {regime.steps} inner steps, inner rate {regime.rate:g} times the factor"
-    if regime.preset:
+    if regime.epochs:
         return f"{regime.epochs} epochs of 1,000 iterations, {steps}."
     return f"{regime.iterations} iterations, {steps}, outer rate {regime.outer:g}."
 

@@ -1,6 +1,6 @@
 """The regimes and the arms of benchmarks/accelerate.py: which tasks, which network, how long; and one training.
 
-A regime of the CPU trains for a few seconds. A regime of the GPU is a preset of the paper, trained in a run folder.
+A training takes a few seconds of a CPU. Those of the paper's size are in results/queue.toml.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
+from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,12 +21,9 @@ from torch import Tensor, nn
 import gradshare as gs
 from gradshare.data.sources import glyphs
 from gradshare.data.store import data_folder, is_store
-from gradshare.experiments.presets import preset
 from gradshare.method.mixing import BodyOnly
 from gradshare.method.rules import InnerStep, Moved, Rule
 from gradshare.method.variants import first_link, variant
-from gradshare.runs.build import build_network
-from gradshare.runs.config import TRAINING
 
 PIXELS = 16
 IMPORT = {
@@ -36,7 +32,6 @@ IMPORT = {
     "cub": "gradshare data import cub FILE",
     "mini": "gradshare data import mini FILES",
 }
-GPU = {"device": "cuda", "engine": "graph", "precision": "bf16"}
 RATES = (0.25, 0.5, 1.0, 2.0, 4.0)
 WIDER = (*RATES, 8.0)  # where a rule was best at the border
 Measured = Iterator[tuple[str, float]]
@@ -60,14 +55,15 @@ class Regime:
     looks: int = 10  # at the validation tasks
     at_once: int = 14  # cells of a rule that are trained as one program, by together.py; 1: one by one
     rates: tuple[float, ...] = RATES  # factors on `rate`: the same sweep for all rules
-    preset: str = ""  # of the paper: trained by gs.train, in epochs
-    epochs: int = 20
-    options: dict[str, Any] = field(default_factory=lambda: dict(GPU))  # further ones of the preset
+    epochs: int = 0  # of the paper's experiments, which results/train_queue.py trains on a GPU
+    level: float = math.nan  # validation in % to reach soon; nan: the original's last one
     dataset: str = ""  # that must be imported first
 
     @property
     def missing(self) -> str:
-        """The command that imports the data set, if it is not here."""
+        """The command that imports the data set, if it is not here; or that trains, where it is not this one."""
+        if self.epochs:
+            return "python results/train_queue.py --parts choose confirm, on a GPU"
         return "" if not self.dataset or is_store(data_folder() / self.dataset) else IMPORT[self.dataset]
 
     @property
@@ -293,33 +289,10 @@ VARIATIONS = {  # of a regime
     **{"T1": {"tasks": 1}, "T25": {"tasks": 25}, "K1": {"steps": 1}},
     "long": {"iterations": 2000, "looks": 20},
 }
+SHAPE = gs.Shape(5, 1, 15)
 OF_THE_PAPER = (  # test: the ensemble of the five best epochs, as docs/results.md
-    Regime(
-        "cub-1shot",
-        "the paper's CUB 1-shot, T = 5, MAML, on a GPU",
-        lambda: None,
-        lambda: gs.Conv4(),
-        0.1,
-        gs.Shape(5, 1, 15),
-        preset="cub-1shot-5task-maml",
-        dataset="cub",
-        epochs=20,
-        at_once=1,
-        rates=(1.0,),
-    ),
-    Regime(
-        "mini-1shot",
-        "the paper's MiniImagenet 1-shot, T = 5, MAML, on a GPU",
-        lambda: None,
-        lambda: gs.Conv4(),
-        0.1,
-        gs.Shape(5, 1, 15),
-        preset="mini-1shot-5task-maml",
-        dataset="mini",
-        epochs=25,
-        at_once=1,
-        rates=(1.0,),
-    ),
+    Regime("cub-1shot", "the paper's CUB 1-shot", lambda: None, gs.Conv4, 0.1, SHAPE, epochs=20, level=50),
+    Regime("mini-1shot", "the paper's MiniImagenet 1-shot", lambda: None, gs.Conv4, 0.1, SHAPE, epochs=25, level=40),
 )
 KNOWN = {
     **{one.name: one for one in (*REGIMES, *OF_THE_PAPER)},
@@ -463,37 +436,6 @@ def gates_of(state: gs.MetaState) -> Measured:
             yield from ((f"{name}@{k + 1}", float(number)) for k, number in enumerate(numbers))
 
 
-def train_preset(regime: Regime, arm: Arm, factor: float, seed: int, runs: Path) -> Measured:
-    """A preset of the paper with another arm; stopped at any time, it goes on from its last epoch."""
-    began = time.monotonic()
-    config = preset(regime.preset, seed=seed, epochs=regime.epochs, **regime.options)
-    data = gs.load_dataset(config.dataset, config.pixels)
-    like = replace(regime, rate=config.inner_lr, steps=config.steps)
-    run = gs.train(
-        arm.learner(like, build_network(config, data.image), factor),
-        data,
-        runs / regime.name / f"{arm.text.replace('/', '+')} x{factor:g}" / f"seed-{seed}",
-        resume=None,
-        display=False,
-        device=config.device,
-        engine=config.engine,
-        precision=config.precision,
-        optimiser=None if arm.gates == 1 else partial(gs.optimiser, rate=config.outer_lr, gates=arm.gates),
-        **{name: value for name, value in asdict(config).items() if name in TRAINING},
-    )
-    yield from ((f"val@{line['epoch']}", 100 * line["val_accuracy"]) for line in run.metrics)
-    yield from ((kind, 100 * run.summary["test"][kind]["accuracy"]) for kind in ("best", "ensemble"))
-    yield "test", 100 * run.summary["test"]["ensemble"]["accuracy"]
-    yield from gates_of(run.state)
-    yield "seconds", time.monotonic() - began
-
-
-TINY = {"dataset": "glyphs", "filters": 4, "iterations": 3, "val_tasks": 4, "test_tasks": 4, "queries": 2}
-ON_CPU = {"device": "cpu", "engine": "eager", "precision": "float32"}
-
-
 def tiny(regime: Regime) -> Regime:
     """The same in seconds, to see that everything runs."""
-    if regime.preset:
-        return replace(regime, epochs=2, options={**TINY, **ON_CPU}, dataset="")
     return replace(regime, iterations=4, looks=2)
