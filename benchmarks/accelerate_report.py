@@ -27,17 +27,18 @@ def write(results: Mapping[Any, dict[str, float]], out: Path) -> Path:
     lines = [
         "# When does sharing help? The regimes of `python benchmarks/accelerate.py`",
         "",
-        "Each rule is trained at the rates 1/4, 1/2, 1, 2 and 4 times the regime's inner rate with seeds 0 and 1. Its",
-        "rate is the one with the best last validation. The table has fresh seeds. A difference is paired",
-        "by seed, with its 95 % interval over seeds; positive is better, also for errors. Bold: the interval is above",
-        "zero. *Start* is the mean over all validations of a training (the area under its curve). *Level*: iterations",
-        "until validation is as good as the original's last one, mean over the seeds that reach it; on CUB and",
-        "MiniImagenet at full size, epochs until validation is 50 and 40 %.",
+        "Each rule is trained at the rates 1/4, 1/2, 1, 2 and 4 times the regime's inner rate with seeds 0 and 1,",
+        "in some regimes at 8 and 16 times too. Its rate is the one with the best last validation (*border*: the smallest or",
+        "largest one; *other*: not the best one, trained too). The table has fresh seeds. A difference is paired by seed,",
+        "with its 95 % interval over seeds; positive is better, also for errors. Bold: the interval is above zero. *Start*",
+        "is the mean over all validations of a training (the area under its curve). *Level*: iterations until validation",
+        "is as good as the original's last one, mean over the seeds that reach it; on CUB and MiniImagenet at full size,",
+        "epochs until validation is 50 and 40 %.",
         "",
         "![Differences to the original, early and at the end](report.svg)",
     ]
     for name, table in tables.items():
-        lines += ["", *section(name, table)]
+        lines += ["", *section(name, table, chosen_rates(results, name, table))]
     out.mkdir(parents=True, exist_ok=True)
     (out / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     picture(tables, out / "report.svg")
@@ -70,12 +71,18 @@ def confirmed(results: Mapping[Any, dict[str, float]], regime: str) -> dict[tupl
         found = {key: seeds for key, seeds in found.items() if len(seeds) > 1}
         if found:
             break
-    rates = regimes.KNOWN[regime].rates
-    chosen = {rule: best_rate(results, regime, rule, rates) for rule, _ in found}
+    chosen = chosen_rates(results, regime, found)
     return dict(sorted(found.items(), key=lambda row: chosen[row[0][0]] not in (None, row[0][1])))
 
 
-def section(name: str, table: Mapping[tuple[str, float], Seeds]) -> list[str]:
+def chosen_rates(
+    results: Mapping[Any, dict[str, float]], regime: str, table: Iterable[tuple[str, float]]
+) -> dict[str, float | None]:
+    """The best rate of each rule; None for a rule that was trained without a sweep."""
+    return {rule: best_rate(results, regime, rule, regimes.KNOWN[regime].rates) for rule, _ in table}
+
+
+def section(name: str, table: Mapping[tuple[str, float], Seeds], chosen: Mapping[str, float | None]) -> list[str]:
     regime, by_rule = regimes.KNOWN[name], first_rates(table)
     unit = "accuracy in %" if regime.higher else "mean squared error"
     level = regime.level
@@ -88,7 +95,9 @@ def section(name: str, table: Mapping[tuple[str, float], Seeds]) -> list[str]:
     title = name if fresh else f"{name}, the seeds of the choice"
     lines = [f"## {title}", "", f"{regime.about}. {length(regime)}", "", row(header), row(["---"] * len(header))]
     for (rule, rate), seeds in table.items():
-        cells = [rule, f"x{rate:g}", str(len(seeds)), plain(measure["test"] for measure in seeds.values())]
+        border = chosen[rule] is not None and rate in (min(regime.rates), max(regime.rates))
+        note = " (other)" if chosen[rule] not in (None, rate) else " (border)" if border else ""
+        cells = [rule, f"x{rate:g}{note}", str(len(seeds)), plain(measure["test"] for measure in seeds.values())]
         for of in (final, start):
             cells += [difference(seeds, by_rule[other], of, regime.higher, seeds is by_rule[other]) for other in beside]
         lines.append(row([*cells, reaching(seeds, level, regime.higher)]))

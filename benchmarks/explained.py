@@ -1,7 +1,7 @@
 """How much of a task's gradient does the shared vector explain, and how long is it beside it? By inner step.
 
     python benchmarks/explained.py --regime sinusoid writers glyphs-mlp   trains a model of each, a minute in all
-    python benchmarks/explained.py --models cub-1shot-5task-maml+gs         models that gradshare exported, and their data
+    python benchmarks/explained.py --models cub-1shot-5task-maml+gs         models that gradshare exported
 
 For each inner step, of the body and of the head apart, over the test tasks:
 

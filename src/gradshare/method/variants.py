@@ -89,6 +89,12 @@ ROWS = (  # in the order of tables. Okabe and Ito's colours, which colour-blind 
         "the original with a learned factor on each weight tensor and inner step, nothing shared",
         keeps="a learned step size for each tensor",
     ),
+    Variant(
+        "fast-head",
+        "gradshare.method.inner_optimisers:HeadRate",
+        "the original with the head at four times the inner rate, nothing shared",
+        options=(("factor", 4.0),),
+    ),
     Variant("shared-tensor-gates", f"{MIXING}:TensorGatedSharing", "sharing with a gate for each weight tensor"),
     Variant("additive", f"{MIXING}:Additive", "sharing that is added to the whole gradient of the task"),
     Variant("mean-length", f"{MIXING}:MeanSharing", "sharing of the mean gradient, with its length"),
