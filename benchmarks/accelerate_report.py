@@ -20,23 +20,24 @@ BESIDE = ("original", "gate-only", "tensor-gates")  # what each rule is compared
 Seeds = dict[int, dict[str, float]]  # seed -> measures of one rule at its rate
 
 
+INTRODUCTION = """\
+# When does sharing help? The regimes of `python benchmarks/accelerate.py`
+
+Each rule is trained at the rates 1/4, 1/2, 1, 2 and 4 times the regime's inner rate with seeds 0 and 1, in some regimes
+at 8 and 16 times too. Its rate is the one with the best last validation (*border*: the smallest or the largest one;
+*other*: not the best one, trained too). The table has fresh seeds. A difference is paired by seed, with its 95 %
+interval over seeds; positive is better, also for errors. Bold: the interval is above zero. *Start* is the mean over all
+validations of a training (the area under its curve). *Level*: iterations until validation is as good as the original's
+last one, mean over the seeds that reach it; on CUB and MiniImagenet at full size, epochs until it is 50 and 40 %.
+
+![Differences to the original, early and at the end](report.svg)"""
+
+
 def write(results: Mapping[Any, dict[str, float]], out: Path) -> Path:
     """Write report.md and report.svg; returns the path of the first."""
     tables = {name: confirmed(results, name) for name in regimes.KNOWN}
     tables = {name: table for name, table in tables.items() if len(table) > 1}
-    lines = [
-        "# When does sharing help? The regimes of `python benchmarks/accelerate.py`",
-        "",
-        "Each rule is trained at the rates 1/4, 1/2, 1, 2 and 4 times the regime's inner rate with seeds 0 and 1,",
-        "in some regimes at 8 and 16 times too. Its rate is the one with the best last validation (*border*: the smallest or",
-        "largest one; *other*: not the best one, trained too). The table has fresh seeds. A difference is paired by seed,",
-        "with its 95 % interval over seeds; positive is better, also for errors. Bold: the interval is above zero. *Start*",
-        "is the mean over all validations of a training (the area under its curve). *Level*: iterations until validation",
-        "is as good as the original's last one, mean over the seeds that reach it; on CUB and MiniImagenet at full size,",
-        "epochs until validation is 50 and 40 %.",
-        "",
-        "![Differences to the original, early and at the end](report.svg)",
-    ]
+    lines = [INTRODUCTION]
     for name, table in tables.items():
         lines += ["", *section(name, table, chosen_rates(results, name, table))]
     out.mkdir(parents=True, exist_ok=True)
