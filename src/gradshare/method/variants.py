@@ -51,6 +51,7 @@ ROWS = (  # in the order of tables. Okabe and Ito's colours, which colour-blind 
     Variant("original", "", "the method without sharing", "#1b1f24", ()),
     Variant("shared", SHARING, "the method with gradient sharing", "#d55e00", ()),
     Variant("half-rate", "", "the original at half the inner rate", "#0072b2", (5, 2), "the smaller step", rate=0.5),
+    Variant("quarter-rate", "", "the original at a quarter of the inner rate", "#8a5fbf", (2, 2), rate=0.25),
     Variant(
         "gate-only",
         "gradshare.method.controls:GateOnly",
@@ -88,12 +89,6 @@ ROWS = (  # in the order of tables. Okabe and Ito's colours, which colour-blind 
         "gradshare.method.controls:TensorGates",
         "the original with a learned factor on each weight tensor and inner step, nothing shared",
         keeps="a learned step size for each tensor",
-    ),
-    Variant(
-        "fast-head",
-        "gradshare.method.inner_optimisers:HeadRate",
-        "the original with the head at four times the inner rate, nothing shared",
-        options=(("factor", 4.0),),
     ),
     Variant("shared-tensor-gates", f"{MIXING}:TensorGatedSharing", "sharing with a gate for each weight tensor"),
     Variant("additive", f"{MIXING}:Additive", "sharing that is added to the whole gradient of the task"),
