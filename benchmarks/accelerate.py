@@ -49,7 +49,8 @@ import torch
 
 from gradshare.runs.folder import RunFolder
 
-OUT = Path(__file__).resolve().parent.parent / "results" / "accelerate"
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "results" / "accelerate"
 COLUMNS = ("regime", "rule", "rate", "seed", "measure", "value")
 CONFIRM = (10, 11, 12, 13, 14)
 CORE = ("original", "shared", "half-rate", "gate-only", "tensor-gates", "batch-only", "memory-only")
@@ -267,7 +268,8 @@ def main() -> None:
     for cell, measures in full_size(given.out).items():
         if cell not in results:
             append(given.out / "runs.csv", cell, measures)
-    print(f"report: {report.write(read(given.out / 'runs.csv'), given.out)}")
+    page = ROOT / "docs" / "when-to-share.md" if given.out == OUT else None
+    print(f"report: {report.write(read(given.out / 'runs.csv'), given.out, page)}")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,18 @@ from matplotlib import pyplot
 
 SWEEP, CONFIRM = (0, 1), 10  # seeds of the sweep of rates; seeds from CONFIRM on are fresh
 BESIDE = ("original", "gate-only", "tensor-gates")  # what each rule is compared with
+SHORT = {  # tables of docs/when-to-share.md: rule -> header
+    "regimes": {
+        **{"shared": "sharing", "batch-only": "batch-only", "memory-only": "memory-only"},
+        **{"gate-only": "gate-only", "tensor-gates": "tensor-gates"},
+    },
+    "heads": {
+        "original/head4": "head rate x4",
+        "gate-only/head4": "gate-only, head rate x4",
+        "gate-only/zero-init": "gate-only, head at zero",
+        "gate-only/zero-init/head4": "gate-only, both",
+    },
+}
 Seeds = dict[int, dict[str, float]]  # seed -> measures of one rule at its rate
 
 
@@ -33,8 +45,8 @@ last one, mean over the seeds that reach it; on CUB and MiniImagenet at full siz
 ![Differences to the original, early and at the end](report.svg)"""
 
 
-def write(results: Mapping[Any, dict[str, float]], out: Path) -> Path:
-    """Write report.md and report.svg; returns the path of the first."""
+def write(results: Mapping[Any, dict[str, float]], out: Path, page: Path | None = None) -> Path:
+    """Write report.md and report.svg, and the tables of a page; returns the path of the first."""
     tables = {name: confirmed(results, name) for name in regimes.KNOWN}
     tables = {name: table for name, table in tables.items() if len(table) > 1}
     lines = [INTRODUCTION]
@@ -43,6 +55,13 @@ def write(results: Mapping[Any, dict[str, float]], out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     (out / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     picture(tables, out / "report.svg")
+    if page is not None:
+        text = page.read_text(encoding="utf-8")
+        for name, rules in SHORT.items():
+            start, end = f"<!-- table {name} -->\n", "\n<!-- end -->"
+            before, _, rest = text.partition(start)
+            text = before + start + "\n".join(short(tables, rules)) + end + rest.partition(end)[2]
+        page.write_text(text, encoding="utf-8")
     return out / "report.md"
 
 
@@ -103,6 +122,27 @@ def section(name: str, table: Mapping[tuple[str, float], Seeds], chosen: Mapping
             cells += [difference(seeds, by_rule[other], of, regime.higher, seeds is by_rule[other]) for other in beside]
         lines.append(row([*cells, reaching(seeds, level, regime.higher)]))
     return lines
+
+
+def short(tables: Mapping[str, Mapping[tuple[str, float], Seeds]], rules: Mapping[str, str]) -> Iterable[str]:
+    """A row for each regime that has one of the rules: test, and start, beside the original's."""
+    yield row(["regime", "", "original", *rules.values()])
+    yield row(["---"] * (len(rules) + 3))
+    for name, table in tables.items():
+        regime, by_rule = regimes.KNOWN[name], first_rates(table)
+        if "original" in by_rule and not by_rule.keys().isdisjoint(rules):
+            original = by_rule["original"]
+            mean = sum(map(final, original.values())) / len(original)
+            cells = [
+                "<br>start ".join(
+                    difference(by_rule[rule], original, of, regime.higher, False) for of in (final, start)
+                )
+                if rule in by_rule
+                else ""
+                for rule in rules
+            ]
+            what = f"{regime.about.partition(':')[0]}, {'accuracy' if regime.higher else 'lower error'}"
+            yield row([f"`{name}`", what, f"{mean:.1f} %" if regime.higher else f"{mean:.3f}", *cells])
 
 
 def first_rates(table: Mapping[tuple[str, float], Seeds]) -> dict[str, Seeds]:

@@ -195,7 +195,7 @@ REGIMES = (
     ),
     Regime(
         "sinusoid-narrow",
-        "the same from a narrow family: a in [2, 3], p in [0, pi/4]",
+        "regression, a narrow family: a in [2, 3], p in [0, pi/4]",
         lambda: Sinusoids((2.0, 3.0), (0.0, math.pi / 4)),
         mlp(1, 40, 40, 1),
         0.01,

@@ -136,6 +136,8 @@ def test_full_size_stops_on_one_machine_and_goes_on_on_another(tmp_path: Path, b
     for name in ("train_queue.py", "changed_data.py"):
         shutil.copy(BENCHMARKS.parent / "results" / name, tmp_path / "results")
     shutil.copytree(BENCHMARKS, tmp_path / "benchmarks")
+    (tmp_path / "docs").mkdir()
+    page = shutil.copy(BENCHMARKS.parent / "docs" / "when-to-share.md", tmp_path / "docs")
     text = QUEUE.format(options="\n".join(f"{name} = {json.dumps(value)}" for name, value in options.items()))
     (tmp_path / "results" / "queue.toml").write_text(text)
 
@@ -160,6 +162,7 @@ def test_full_size_stops_on_one_machine_and_goes_on_on_another(tmp_path: Path, b
     assert rows.count(",test,") == 6 and "cub-1shot,gate-only/zero-init/head4,1.0,1,val@3," in rows
     report = (tmp_path / "results" / "accelerate" / "report.md").read_text()
     assert "## cub-1shot, the seeds of the choice" in report and "| gate-only/zero-init/head4 |" in report
+    assert Path(page).read_text().count("| `cub-1shot` |") == 2
 
 
 def test_an_unknown_rule_or_option_is_an_error(tmp_path: Path) -> None:
