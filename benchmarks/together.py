@@ -83,14 +83,15 @@ class Joint:
             if gradient is not None:
                 taken = taken & gradient.flatten(1).norm(dim=1).isfinite()
         with torch.no_grad():
-            kept = [(tensor, tensor.clone()) for tensor in self.moving(leaves)]
+            kept = {tensor: tensor.clone() for tensor in self.moving(leaves)}
             self.optimiser.step()
             if not taken.all():
-                for tensor, before in kept:
-                    tensor.copy_(torch.where(along(taken, tensor), tensor, before))
+                for tensor in self.moving(leaves):  # the moments are there from the first step on, and were 0 before
+                    tensor.copy_(torch.where(along(taken, tensor), tensor, kept.get(tensor, torch.zeros_like(tensor))))
         self.state.memory = where(taken, memory, self.state.memory)
 
     def moving(self, leaves: list[Tensor]) -> list[Tensor]:
+        """What a step changes, but for Adam's count of steps, which the cells have in common."""
         states = [value for leaf in leaves for value in self.optimiser.state.get(leaf, {}).values()]
         return leaves + [value for value in states if value.dim()]
 
@@ -115,7 +116,7 @@ class Joint:
                 for some in (gradients, fast.values())
             ]
             one_step = partial(self.update, k=k)
-            # It asks whether all is finite, which vmap cannot answer. Where it is not, the step is not taken anyway.
+            # `finite_part` asks for a value, which vmap has not; where something is not finite, no step is taken anyway
             with patch.object(sharing, "finite_part", dict), patch.object(mixing, "finite_part", dict):
                 direction, carry, row = vmap(one_step)(*of_cells, self.state.learned, self.state.memory, carry)
             rows.append(row)

@@ -5,6 +5,7 @@ And the same at full size, by results/train_queue.py: stopped on one machine, an
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.grids import TINY
 
@@ -104,6 +106,23 @@ def test_cells_trained_together_are_those_trained_one_by_one(accelerate: ModuleT
         assert found.keys() == alone.keys()
         for name in alone.keys() - {"seconds"}:
             assert found[name] == pytest.approx(alone[name], rel=1e-4, nan_ok=True), (cell, name)
+
+
+def test_a_cell_whose_first_step_is_not_taken_is_trained_from_the_second_on(accelerate: ModuleType) -> None:
+    regimes = accelerate.regimes
+    regime, arm, source = regimes.KNOWN["sinusoid"], regimes.Arm("original"), regimes.KNOWN["sinusoid"].source()
+    learner = arm.learner(regime, regime.model(), 1.0)
+    state = learner.init()
+    joint = accelerate.together.Joint(regime, [learner] * 2, [state] * 2, 1.0)
+    good, other = (source.sample("train", regime.shape, 5, (0, 0, i)) for i in (1, 2))
+    bad = dataclasses.replace(good, query_y=good.query_y * float("inf"))
+    joint.step([bad, good])
+    first, second = joint.states()
+    for name, start in state.params.items():
+        assert torch.equal(first.params[name], start) and not torch.equal(second.params[name], start)
+    joint.step([other, other])
+    assert all(not torch.equal(next(joint.states()).params[name], start) for name, start in state.params.items())
+    assert all(value.isfinite().all() for value in joint.state.trainable().values())
 
 
 QUEUE = """
