@@ -204,7 +204,7 @@ def difference(seeds: Seeds, other: Seeds, of: Of, higher: bool, same: bool) -> 
     if same or found is None or found.interval is None:
         return "–"
     places = 1 if higher else 3
-    text = f"{found.mean:+.{places}f} ± {found.interval:.{places}f}"
+    text = f"{found.mean:+.{places}f} ± {found.interval:.{places}f}".replace("-", "−")
     return f"**{text}**" if found.mean - found.interval > 0 else text
 
 
