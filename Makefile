@@ -11,7 +11,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal --dur
 demo: .venv/ready
 	$(BIN)/gradshare compare --dataset glyphs --method maml --inner-lr 0.4 --filters 16 \
 	    --epochs 8 --iterations 30 --val-tasks 200 --test-tasks 200 \
-	    --arms original --arms shared --arms half-rate --jobs 3 --threads 1 --out runs/demo
+	    --arms original --arms shared --arms half-rate --arms quarter-rate --jobs 2 --threads 1 --out runs/demo
 
 # The site, docs/_build/html/index.html: offline, warnings are errors. It runs the notebooks, once until they change.
 docs: .venv/ready

@@ -11,43 +11,48 @@ intervals over seeds. A cell is one training. Its measures are appended to resul
 rate, seed, measure, value) when it has ended, and a cell that is there is not trained again: stop the command at any
 time, and start it again.
 
-On a GPU with MPS (nvidia-cuda-mps-control -d), four trainings at a time; about 65 s of the card for each of CUB's 20
-epochs, 80 s for MiniImagenet's 25, by docs/log.md. Choose with seeds 0 to 2 (10 recipes: 33 minutes), then confirm the
-best two and the controls with fresh seeds (4 x 5 trainings: 22 minutes on CUB, 27 on MiniImagenet):
+The paper's CUB and MiniImagenet are trained on a GPU by results/train_queue.py: choose with seeds 0 to 2 (18 cells of 8
+epochs, about 8 minutes of an H200), then confirm what was chosen and gate-only with fresh seeds (10 cells of 20 epochs,
+11 minutes), by the times of docs/log.md. A call ends after 9.3 minutes, and the next one goes on. cub-crop84.zip is in
+carry/data, and for the cells of MiniImagenet its two archives, in two calls to one machine:
 
-    python benchmarks/accelerate.py --regime cub-1shot --rules recipes --rates 1 --seeds 0 1 2 --jobs 4
-    python benchmarks/accelerate.py --regime cub-1shot mini-1shot --rates 1 --seeds 10 11 12 13 14 --jobs 4 \\
-        --rules original gate-only BEST SECOND
+    python results/train_queue.py --parts choose --minutes 9.3 --workers 4 --out $OUT        on the GPU machine
+    python results/train_queue.py --collect FOLDER                                           where $OUT came back
+    python benchmarks/accelerate.py --report                                                 choose by cub-1shot
+    python results/train_queue.py --parts confirm --minutes 9.3 --workers 4 --out $OUT \\
+        --only cub-1shot-5task-maml~gate-only cub-1shot-5task-CHOSEN~gate-only mini-1shot-5task-CHOSEN~gate-only
 
-A training that is stopped goes on from its last epoch, in --runs. On a machine that keeps ignored folders alone, add
---out runs/accelerate, bring runs.csv back, and add its rows here (rows that are there twice do no harm):
-
-    tail -n +2 BROUGHT/runs.csv >> results/accelerate/runs.csv
-
---tiny runs all of it on a CPU in a minute.
+Their run folders are in results/accelerate, and the report reads them there.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
 import math
 import os
+import signal
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import NamedTuple
 
 import accelerate_report as report
 import regimes
+import together
+import torch
 
-OUT = Path(__file__).resolve().parent.parent / "results" / "accelerate"
+from gradshare.runs.folder import RunFolder
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "results" / "accelerate"
 COLUMNS = ("regime", "rule", "rate", "seed", "measure", "value")
-RATES = (0.25, 0.5, 1.0, 2.0, 4.0)
-SWEEP, CONFIRM = (0, 1), (10, 11, 12, 13, 14)
+CONFIRM = (10, 11, 12, 13, 14)
 CORE = ("original", "shared", "half-rate", "gate-only", "tensor-gates", "batch-only", "memory-only")
 NEW = (
     *(
@@ -63,10 +68,9 @@ NEW = (
     *("shared-tensor-gates", "shared/gates10", "gate-only/gates10", "tensor-gates/gates10", "additive/gates10"),
     *("original/zero-init", "gate-only/zero-init", "tensor-gates/zero-init"),
 )
-RECIPES = (  # candidates for the GPU, after the small regimes: docs/log.md, 2026-11-18
-    *("original", "gate-only", "original/head4", "gate-only/head4", "gate-only/head16"),
-    *("gate-only/zero-init", "gate-only/zero-init/head4", "tensor-gates/head4/gates10"),
-    *("batch-only/head4", "length-keeping/head4"),
+RECIPES = (
+    *("original/head4", "gate-only/head4", "tensor-gates/head4", "original/zero-init", "gate-only/zero-init"),
+    *("gate-only/zero-init/head4", "gate-only/zero-init/head4/first"),
 )
 SETS = {"core": CORE, "new": NEW, "all": (*CORE, *NEW), "recipes": RECIPES}
 LAST = "seconds"  # the measure that ends a cell
@@ -113,36 +117,34 @@ def append(path: Path, cell: Cell, measures: dict[str, float]) -> None:
         file.write(rows.encode())
 
 
+def full_size(folder: Path) -> Results:
+    """The runs of the paper's size that results/train_queue.py has collected."""
+    found: Results = {}
+    for path in folder.glob("*-1shot-5task-*/seed-*"):
+        run = RunFolder(path)
+        config, summary = json.loads((path / "config.json").read_text(encoding="utf-8")), run.summary()
+        if summary is None or summary.test is None:
+            continue
+        start = f"/{config['head_start']}" if "head_start" in config else ""
+        inner = f"/{config['inner'].replace(':', '')}" if "inner" in config else ""
+        cell = Cell(path.parent.name.partition("-5task")[0], f"{config['arm']}{start}{inner}", 1.0, config["seed"])
+        lines, times = run.epochs(), run.timings()
+        found[cell] = {f"val@{line.epoch}": 100 * (line.val_accuracy or 0.0) for line in lines}
+        found[cell] |= {"test": 100 * (summary.test.ensemble.accuracy or 0.0)}
+        found[cell] |= {LAST: sum(line.train_seconds + line.val_seconds for line in times)}
+    return found
+
+
 # What to train
 
 
-def last_validation(measures: dict[str, float], higher: bool) -> float:
-    """The mean of the last two validations, such that more is better; -inf where they are not finite."""
-    values = [value for _, value in report.curve(measures)[-2:]]
-    mean = sum(values) / len(values)
-    return (mean if higher else -mean) if math.isfinite(mean) else -math.inf
-
-
-def best_rate(results: Results, regime: str, rule: str, rates: Iterable[float], higher: bool) -> float | None:
-    """The rate whose last validation is best over the seeds of the sweep; None until all are there."""
-    scores = {}
-    for rate in rates:
-        cells = [Cell(regime, rule, rate, seed) for seed in SWEEP]
-        if not all(cell in results for cell in cells):
-            return None
-        scores[rate] = sum(last_validation(results[cell], higher) for cell in cells)
-    return max(scores, key=scores.__getitem__)
-
-
-def to_do(results: Results, regime: str, rules: Iterable[str], given: argparse.Namespace, higher: bool) -> list[Cell]:
+def to_do(results: Results, name: str, rules: Iterable[str], given: argparse.Namespace) -> list[Cell]:
     """Cells that can be trained now and are not there: the sweep of each rule, then the seeds at its best rate."""
-    cells = []
+    cells, rates = [], given.rates or regimes.KNOWN[name].rates
     for rule in rules:
-        sweep = (
-            [Cell(regime, rule, rate, seed) for rate in given.rates for seed in SWEEP] if len(given.rates) > 1 else []
-        )
-        best = given.rates[0] if not sweep else best_rate(results, regime, rule, given.rates, higher)
-        confirm = [] if best is None else [Cell(regime, rule, best, seed) for seed in given.seeds]
+        sweep = [Cell(name, rule, rate, seed) for rate in rates for seed in report.SWEEP] if len(rates) > 1 else []
+        best = report.best_rate(results, name, rule, rates) if sweep else rates[0]
+        confirm = [] if best is None else [Cell(name, rule, best, seed) for seed in given.seeds]
         cells += [cell for cell in (*sweep, *confirm) if cell not in results]
     return cells
 
@@ -156,50 +158,67 @@ def same_training(cell: Cell) -> Cell:
 # Training
 
 
+def train(cells: list[Cell], small: bool) -> list[dict[str, float]]:
+    """Train cells of one regime and rule; returns the measures of each."""
+    torch.set_num_threads(1)
+    name, rule, *_ = cells[0]
+    regime, arm = regimes.KNOWN[name], regimes.Arm(rule)
+    regime = regimes.tiny(regime) if small else regime
+    if regime.at_once > 1:
+        return together.train(regime, arm, [(cell.rate, cell.seed) for cell in cells])
+    return [dict(regimes.train_small(regime, arm, cell.rate, cell.seed)) for cell in cells]
+
+
 def advance(given: argparse.Namespace) -> bool:
     """Train what is missing until the budget ends; returns whether all is done. What fails is left out."""
-    began, path = time.monotonic(), given.out / "runs.csv"
-    until = began + 60 * given.budget_minutes
-    taken: dict[str, list[float]] = defaultdict(list)  # regime -> seconds of the cells of this call
-    failed: set[Cell] = set()
+    until, done = time.monotonic() + 60 * given.budget_minutes, True
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped: the same command goes on"))
     with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
-        for name in given.regime:
-            regime = regimes.KNOWN[name]
-            running: dict[Future[dict[str, float]], Cell] = {}
-            while True:
-                results = read(path)
-                waiting = to_do(results, name, given.rules, given, regime.higher)
-                if known := [cell for cell in waiting if same_training(cell) in results]:
-                    for cell in known:
-                        append(path, cell, results[same_training(cell)])
-                    continue
-                waiting = [cell for cell in waiting if cell not in running.values() and cell not in failed]
-                while waiting and len(running) < given.jobs and time.monotonic() < until:
-                    cell = waiting.pop(0)
-                    running[pool.submit(regimes.train, *cell, given.runs, given.tiny)] = cell
-                if not running:
-                    break
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    cell = running.pop(future)
-                    try:
-                        measures = future.result()
-                    except Exception as error:  # the other cells can be trained
-                        failed.add(cell)
-                        print(f"FAILED: {' '.join(map(str, cell))}: {error!r}", flush=True)
-                        continue
-                    append(path, cell, measures)
-                    taken[name].append(measures[LAST])
-                    left = len(waiting) + len(running)
-                    minutes = left * sum(taken[name]) / len(taken[name]) / given.jobs / 60
-                    print(
-                        f"{name}  {cell.rule}  rate x{cell.rate:g}  seed {cell.seed}  test {measures['test']:.4g}"
-                        f"  {measures[LAST]:.1f} s; at least {left} cells left, {minutes:.0f} min",
-                        flush=True,
-                    )
-            if time.monotonic() >= until:
+        try:
+            for name in given.regime:
+                done = advance_regime(name, given, pool, until) and done
+        finally:
+            for worker in active_children():  # at a stop they would go on to the end of their cells
+                worker.terminate()
+    return done
+
+
+def advance_regime(name: str, given: argparse.Namespace, pool: ProcessPoolExecutor, until: float) -> bool:
+    path, failed = given.out / "runs.csv", set[Cell]()
+    running: dict[Future[list[dict[str, float]]], list[Cell]] = {}
+    while True:
+        results = read(path)
+        waiting = to_do(results, name, given.rules, given)
+        if known := [cell for cell in waiting if same_training(cell) in results]:
+            for cell in known:
+                append(path, cell, results[same_training(cell)])
+            continue
+        begun = failed.union(*running.values())
+        left = [cell for cell in waiting if cell not in begun]
+        while left and len(running) < given.jobs and time.monotonic() < until:
+            cells = [cell for cell in left if cell.rule == left[0].rule][: regimes.KNOWN[name].at_once]
+            left = [cell for cell in left if cell not in cells]
+            running[pool.submit(train, cells, given.tiny)] = cells
+        if not running:
+            if left:
                 print(f"the budget of {given.budget_minutes:g} minutes is spent: the same command goes on", flush=True)
-                return False
-    return not failed
+            return not waiting
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            cells = running.pop(future)
+            try:
+                found = future.result()
+            except Exception as error:  # the other cells can be trained
+                failed.update(cells)
+                print(f"FAILED: {'; '.join(map(shown, cells))}: {error!r}", flush=True)
+                continue
+            for cell, measures in zip(cells, found, strict=True):
+                append(path, cell, measures)
+                print(f"{shown(cell)}  test {measures['test']:.4g}  {measures[LAST]:.1f} s", flush=True)
+            print(f"{name}: at least {len(left) + sum(map(len, running.values()))} cells left", flush=True)
+
+
+def shown(cell: Cell) -> str:
+    return f"{cell.regime}  {cell.rule}  rate x{cell.rate:g}  seed {cell.seed}"
 
 
 def status(given: argparse.Namespace) -> Iterator[str]:
@@ -207,7 +226,7 @@ def status(given: argparse.Namespace) -> Iterator[str]:
     for name in given.regime:
         have = [cell for cell in results if cell.regime == name]
         seconds = sum(results[cell][LAST] for cell in have)
-        left = to_do(results, name, given.rules, given, regimes.KNOWN[name].higher)
+        left = to_do(results, name, given.rules, given)
         confirmed = {cell.rule for cell in have if all(cell._replace(seed=seed) in results for seed in given.seeds)}
         yield (
             f"{name}: {len(have)} cells in {seconds / 60:.0f} min; confirmed {', '.join(sorted(confirmed)) or 'none'};"
@@ -221,12 +240,11 @@ def main() -> None:
     options.add_argument(
         "--rules", nargs="+", default=["core"], help="core, new, all, or rules such as additive/gates10"
     )
-    options.add_argument("--rates", nargs="+", type=float, default=list(RATES), help="one rate: no sweep")
+    options.add_argument("--rates", nargs="+", type=float, help="instead of the regime's sweep; one rate: no sweep")
     options.add_argument("--seeds", nargs="+", type=int, default=list(CONFIRM), help="at the chosen rate")
     options.add_argument("--jobs", type=int, default=1, help="trainings side by side, one thread each")
     options.add_argument("--budget-minutes", type=float, default=math.inf, help="start no cell after this")
     options.add_argument("--out", type=Path, default=OUT)
-    options.add_argument("--runs", type=Path, default=Path("runs/accelerate"), help="run folders of the GPU regimes")
     options.add_argument("--tiny", action="store_true", help="everything in seconds, to see that it runs; with --out")
     options.add_argument("--status", action="store_true")
     options.add_argument("--report", action="store_true")
@@ -244,9 +262,14 @@ def main() -> None:
     if not given.report:
         for name, command in missing.items():
             if command:
-                options.error(f"{name} needs a data set that is not here: {command}")
+                options.error(f"{name} is not for here, or needs a data set that is not here: {command}")
         advance(given)
-    print(f"report: {report.write(read(given.out / 'runs.csv'), given.out)}")
+    results = read(given.out / "runs.csv")
+    for cell, measures in full_size(given.out).items():
+        if cell not in results:
+            append(given.out / "runs.csv", cell, measures)
+    page = ROOT / "docs" / "when-to-share.md" if given.out == OUT else None
+    print(f"report: {report.write(read(given.out / 'runs.csv'), given.out, page)}")
 
 
 if __name__ == "__main__":

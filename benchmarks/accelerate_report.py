@@ -15,37 +15,75 @@ from gradshare.reports.statistics import spread
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-CONFIRM = 10  # seeds from here on are not those of the sweep
+SWEEP, CONFIRM = (0, 1), 10  # seeds of the sweep of rates; seeds from CONFIRM on are fresh
 BESIDE = ("original", "gate-only", "tensor-gates")  # what each rule is compared with
+SHORT = {  # tables of docs/when-to-share.md: rule -> header
+    "regimes": {
+        **{"shared": "sharing", "batch-only": "batch-only", "memory-only": "memory-only"},
+        **{"gate-only": "gate-only", "tensor-gates": "tensor-gates"},
+    },
+    "heads": {
+        "original/head4": "head rate x4",
+        "gate-only/head4": "gate-only, head rate x4",
+        "gate-only/zero-init": "gate-only, head at zero",
+        "gate-only/zero-init/head4": "gate-only, both",
+    },
+}
 Seeds = dict[int, dict[str, float]]  # seed -> measures of one rule at its rate
 
 
-def write(results: Mapping[Any, dict[str, float]], out: Path) -> Path:
-    """Write report.md and report.svg; returns the path of the first."""
+INTRODUCTION = """\
+# When does sharing help? The regimes of `python benchmarks/accelerate.py`
+
+Each rule is trained at the rates 1/4, 1/2, 1, 2 and 4 times the regime's inner rate with seeds 0 and 1, in some regimes
+at 8 and 16 times too. Its rate is the one with the best last validation (*border*: the smallest or the largest one;
+*other*: not the best one, trained too). The table has fresh seeds. A difference is paired by seed, with its 95 %
+interval over seeds; positive is better, also for errors. Bold: the interval is above zero. *Start* is the mean over all
+validations of a training (the area under its curve). *Level*: iterations until validation is as good as the original's
+last one, mean over the seeds that reach it; on CUB and MiniImagenet at full size, epochs until it is 50 and 40 %.
+
+![Differences to the original, early and at the end](report.svg)"""
+
+
+def write(results: Mapping[Any, dict[str, float]], out: Path, page: Path | None = None) -> Path:
+    """Write report.md and report.svg, and the tables of a page; returns the path of the first."""
     tables = {name: confirmed(results, name) for name in regimes.KNOWN}
     tables = {name: table for name, table in tables.items() if len(table) > 1}
-    lines = [
-        "# When does sharing help? The regimes of `python benchmarks/accelerate.py`",
-        "",
-        "Each rule is trained at the rates 1/4, 1/2, 1, 2 and 4 times the regime's inner rate with seeds 0 and 1. Its",
-        "rate is the one with the best last validation. The table has fresh seeds. A difference is paired",
-        "by seed, with its 95 % interval over seeds; positive is better, also for errors. Bold: the interval is above",
-        "zero. *Start* is the mean over all validations of a training (the area under its curve). *Level*: iterations",
-        "(on a GPU: epochs) until validation is as good as the original's last one, mean over the seeds that reach it.",
-        "",
-        "![Differences to the original, early and at the end](report.svg)",
-    ]
+    lines = [INTRODUCTION]
     for name, table in tables.items():
-        lines += ["", *section(name, table)]
+        lines += ["", *section(name, table, chosen_rates(results, name, table))]
     out.mkdir(parents=True, exist_ok=True)
     (out / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     picture(tables, out / "report.svg")
+    if page is not None:
+        text = page.read_text(encoding="utf-8")
+        for name, rules in SHORT.items():
+            start, end = f"<!-- table {name} -->\n", "\n<!-- end -->"
+            before, _, rest = text.partition(start)
+            text = before + start + "\n".join(short(tables, rules)) + end + rest.partition(end)[2]
+        page.write_text(text, encoding="utf-8")
     return out / "report.md"
+
+
+def last_validation(measures: Mapping[str, float], higher: bool) -> float:
+    """The mean of the last two validations, such that more is better; -inf where they are not finite."""
+    values = [value for _, value in curve(measures)[-2:]]
+    mean = sum(values) / len(values)
+    return (mean if higher else -mean) if math.isfinite(mean) else -math.inf
+
+
+def best_rate(results: Mapping[Any, dict[str, float]], regime: str, rule: str, rates: Iterable[float]) -> float | None:
+    """The rate whose last validation is best over the seeds of the sweep; None until all are there."""
+    scores = {}
+    for rate in rates:
+        found = [results.get((regime, rule, rate, seed)) for seed in SWEEP]
+        scores[rate] = sum(last_validation(one, regimes.KNOWN[regime].higher) if one else math.nan for one in found)
+    return None if any(map(math.isnan, scores.values())) else max(scores, key=scores.__getitem__)
 
 
 def confirmed(results: Mapping[Any, dict[str, float]], regime: str) -> dict[tuple[str, float], Seeds]:
     """(rule, rate) -> the fresh seeds, if at least two; of a preset without any, the seeds of the choice."""
-    for first in (CONFIRM, 0) if regimes.KNOWN[regime].preset else (CONFIRM,):
+    for first in (CONFIRM, 0) if regimes.KNOWN[regime].epochs else (CONFIRM,):
         found: dict[tuple[str, float], Seeds] = {}
         for cell, measures in results.items():
             if cell.regime == regime and cell.seed >= first:
@@ -53,13 +91,23 @@ def confirmed(results: Mapping[Any, dict[str, float]], regime: str) -> dict[tupl
         found = {key: seeds for key, seeds in found.items() if len(seeds) > 1}
         if found:
             break
-    return found
+    chosen = chosen_rates(results, regime, found)
+    return dict(sorted(found.items(), key=lambda row: chosen[row[0][0]] not in (None, row[0][1])))
 
 
-def section(name: str, table: Mapping[tuple[str, float], Seeds]) -> list[str]:
+def chosen_rates(
+    results: Mapping[Any, dict[str, float]], regime: str, table: Iterable[tuple[str, float]]
+) -> dict[str, float | None]:
+    """The best rate of each rule; None for a rule that was trained without a sweep."""
+    return {rule: best_rate(results, regime, rule, regimes.KNOWN[regime].rates) for rule, _ in table}
+
+
+def section(name: str, table: Mapping[tuple[str, float], Seeds], chosen: Mapping[str, float | None]) -> list[str]:
     regime, by_rule = regimes.KNOWN[name], first_rates(table)
     unit = "accuracy in %" if regime.higher else "mean squared error"
-    level = last(by_rule["original"].values()) if "original" in by_rule else math.nan
+    level = regime.level
+    if math.isnan(level) and "original" in by_rule:
+        level = last(by_rule["original"].values())
     beside = [rule for rule in BESIDE if rule in by_rule]
     header = ["rule", "rate", "seeds", f"test, {unit}", *(f"test − {rule}" for rule in beside)]
     header += [f"start − {rule}" for rule in beside] + ["level"]
@@ -67,15 +115,38 @@ def section(name: str, table: Mapping[tuple[str, float], Seeds]) -> list[str]:
     title = name if fresh else f"{name}, the seeds of the choice"
     lines = [f"## {title}", "", f"{regime.about}. {length(regime)}", "", row(header), row(["---"] * len(header))]
     for (rule, rate), seeds in table.items():
-        cells = [rule, f"x{rate:g}", str(len(seeds)), plain(measure["test"] for measure in seeds.values())]
+        border = chosen[rule] is not None and rate in (min(regime.rates), max(regime.rates))
+        note = " (other)" if chosen[rule] not in (None, rate) else " (border)" if border else ""
+        cells = [rule, f"x{rate:g}{note}", str(len(seeds)), plain(measure["test"] for measure in seeds.values())]
         for of in (final, start):
             cells += [difference(seeds, by_rule[other], of, regime.higher, seeds is by_rule[other]) for other in beside]
         lines.append(row([*cells, reaching(seeds, level, regime.higher)]))
     return lines
 
 
+def short(tables: Mapping[str, Mapping[tuple[str, float], Seeds]], rules: Mapping[str, str]) -> Iterable[str]:
+    """A row for each regime that has one of the rules: test, and start, beside the original's."""
+    yield row(["regime", "", "original", *rules.values()])
+    yield row(["---"] * (len(rules) + 3))
+    for name, table in tables.items():
+        regime, by_rule = regimes.KNOWN[name], first_rates(table)
+        if "original" in by_rule and not by_rule.keys().isdisjoint(rules):
+            original = by_rule["original"]
+            mean = sum(map(final, original.values())) / len(original)
+            cells = [
+                "<br>start ".join(
+                    difference(by_rule[rule], original, of, regime.higher, False) for of in (final, start)
+                )
+                if rule in by_rule
+                else ""
+                for rule in rules
+            ]
+            what = f"{regime.about.partition(':')[0]}, {'accuracy' if regime.higher else 'lower error'}"
+            yield row([f"`{name}`", what, f"{mean:.1f} %" if regime.higher else f"{mean:.3f}", *cells])
+
+
 def first_rates(table: Mapping[tuple[str, float], Seeds]) -> dict[str, Seeds]:
-    """The seeds of each rule at its chosen rate: another rate that was trained too comes after it."""
+    """The seeds of each rule at its chosen rate: other rates that were trained too come after it."""
     found: dict[str, Seeds] = {}
     for (rule, _), seeds in table.items():
         found.setdefault(rule, seeds)
@@ -84,7 +155,7 @@ def first_rates(table: Mapping[tuple[str, float], Seeds]) -> dict[str, Seeds]:
 
 def length(regime: regimes.Regime) -> str:
     steps = f"T = {regime.tasks}, {regime.steps} inner steps, inner rate {regime.rate:g} times the factor"
-    if regime.preset:
+    if regime.epochs:
         return f"{regime.epochs} epochs of 1,000 iterations, {steps}."
     return f"{regime.iterations} iterations, {steps}, outer rate {regime.outer:g}."
 
@@ -133,7 +204,7 @@ def difference(seeds: Seeds, other: Seeds, of: Of, higher: bool, same: bool) -> 
     if same or found is None or found.interval is None:
         return "–"
     places = 1 if higher else 3
-    text = f"{found.mean:+.{places}f} ± {found.interval:.{places}f}"
+    text = f"{found.mean:+.{places}f} ± {found.interval:.{places}f}".replace("-", "−")
     return f"**{text}**" if found.mean - found.interval > 0 else text
 
 

@@ -1,7 +1,7 @@
 """How much of a task's gradient does the shared vector explain, and how long is it beside it? By inner step.
 
     python benchmarks/explained.py --regime sinusoid writers glyphs-mlp   trains a model of each, a minute in all
-    python benchmarks/explained.py --runs runs/cub/seed-0 runs/cub/seed-1   trained runs with sharing, of any data set
+    python benchmarks/explained.py --models cub-1shot-5task-maml+gs         models that gradshare exported
 
 For each inner step, of the body and of the head apart, over the test tasks:
 
@@ -9,13 +9,14 @@ For each inner step, of the body and of the head apart, over the test tasks:
     length     |ghat| / |G[t]|, the median: what is mixed with equal weights at the start of sharing
 
 ghat is the model's own, as training left it. Writes results/accelerate/explained.csv (model, step, part, measure,
-value), and with --figure a picture of it.
+value), where the rows of other models stay, and with --figure a picture of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +29,8 @@ from torch import Tensor
 
 import gradshare as gs
 from gradshare.method.rules import InnerStep, Moved, Rule
+from gradshare.runs.config import RunConfig
+from gradshare.runs.export import find_model
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -80,11 +83,23 @@ def of_regime(name: str, factor: float, seed: int) -> Iterator[Row]:
     return explained(name, last.learner, last.state, last.source.sample("test", regime.shape, 200, (2, 1)))
 
 
-def of_run(folder: Path) -> Iterator[Row]:
-    run = gs.load_run(folder)
-    config = run.run_config
-    tasks = run.dataset().sample("test", gs.Shape(config.ways, config.shots, config.queries), 100, (2, 1))
-    return explained("/".join(folder.parts[-2:]), run.learner(), run.best, tasks)
+def of_model(name: str) -> Iterator[Row]:
+    folder = find_model(name)
+    learner, state = gs.from_pretrained(folder)
+    options = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model"]["options"]
+    config = RunConfig(**{key: options[key] for key in ("dataset", "pixels", "ways", "shots") if key in options})
+    data = gs.load_dataset(config.dataset, config.pixels)
+    tasks = data.sample("test", gs.Shape(config.ways, config.shots, 1), 100, (2, 1))
+    return explained(folder.name, learner, state, tasks)
+
+
+def others(path: Path, models: set[str]) -> Iterator[Row]:
+    """The rows of a file that are not of these models."""
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                if row["model"] not in models:
+                    yield row["model"], int(row["step"]), row["part"], row["measure"], float(row["value"])
 
 
 def picture(rows: list[Row], path: Path) -> None:
@@ -111,7 +126,7 @@ def picture(rows: list[Row], path: Path) -> None:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--regime", nargs="*", default=[], choices=[one.name for one in regimes.REGIMES])
-    options.add_argument("--runs", nargs="*", default=[], type=Path)
+    options.add_argument("--models", nargs="*", default=[], help="folders, or names in models/; with sharing")
     options.add_argument("--rate", type=float, default=1.0, help="factor on the regime's inner rate")
     options.add_argument("--seed", type=int, default=20)
     options.add_argument("--out", type=Path, default=OUT)
@@ -119,7 +134,8 @@ def main() -> None:
     given = options.parse_args()
     torch.set_num_threads(1)
     rows = [row for name in given.regime for row in of_regime(name, given.rate, given.seed)]
-    rows += [row for folder in given.runs for row in of_run(folder)]
+    rows += [row for name in given.models for row in of_model(name)]
+    rows = [*others(given.out, {row[0] for row in rows}), *rows]
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with given.out.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([COLUMNS, *((*row[:4], f"{row[4]:.4g}") for row in rows)])

@@ -1,6 +1,6 @@
 """The regimes and the arms of benchmarks/accelerate.py: which tasks, which network, how long; and one training.
 
-A regime of the CPU trains for a few seconds. A regime of the GPU is a preset of the paper, trained in a run folder.
+A training takes a few seconds of a CPU. Those of the paper's size are in results/queue.toml.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
+from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,12 +21,9 @@ from torch import Tensor, nn
 import gradshare as gs
 from gradshare.data.sources import glyphs
 from gradshare.data.store import data_folder, is_store
-from gradshare.experiments.presets import preset
 from gradshare.method.mixing import BodyOnly
 from gradshare.method.rules import InnerStep, Moved, Rule
 from gradshare.method.variants import first_link, variant
-from gradshare.runs.build import build_network
-from gradshare.runs.config import TRAINING
 
 PIXELS = 16
 IMPORT = {
@@ -36,7 +32,8 @@ IMPORT = {
     "cub": "gradshare data import cub FILE",
     "mini": "gradshare data import mini FILES",
 }
-GPU = {"device": "cuda", "engine": "graph", "precision": "bf16"}
+RATES = (0.25, 0.5, 1.0, 2.0, 4.0)
+WIDER = (*RATES, 8.0)  # where a rule was best at the border
 Measured = Iterator[tuple[str, float]]
 
 
@@ -56,14 +53,17 @@ class Regime:
     steps: int = 5
     outer: float = 3e-3
     looks: int = 10  # at the validation tasks
-    preset: str = ""  # of the paper: trained by gs.train, in epochs
-    epochs: int = 20
-    options: dict[str, Any] = field(default_factory=lambda: dict(GPU))  # further ones of the preset
+    at_once: int = 14  # cells of a rule that are trained as one program, by together.py; 1: one by one
+    rates: tuple[float, ...] = RATES  # factors on `rate`: the same sweep for all rules
+    epochs: int = 0  # of the paper's experiments, which results/train_queue.py trains on a GPU
+    level: float = math.nan  # validation in % to reach soon; nan: the original's last one
     dataset: str = ""  # that must be imported first
 
     @property
     def missing(self) -> str:
-        """The command that imports the data set, if it is not here."""
+        """The command that imports the data set, if it is not here; or that trains, where it is not this one."""
+        if self.epochs:
+            return "python results/train_queue.py --parts choose confirm, on a GPU"
         return "" if not self.dataset or is_store(data_folder() / self.dataset) else IMPORT[self.dataset]
 
     @property
@@ -191,16 +191,18 @@ REGIMES = (
         gs.Shape(1, 10, 10),
         "mse",
         600,
+        rates=WIDER,
     ),
     Regime(
         "sinusoid-narrow",
-        "the same from a narrow family: a in [2, 3], p in [0, pi/4]",
+        "regression, a narrow family: a in [2, 3], p in [0, pi/4]",
         lambda: Sinusoids((2.0, 3.0), (0.0, math.pi / 4)),
         mlp(1, 40, 40, 1),
         0.01,
         gs.Shape(1, 10, 10),
         "mse",
         600,
+        rates=WIDER,
     ),
     Regime(
         "glyphs-mlp",
@@ -219,6 +221,7 @@ REGIMES = (
         0.1,
         gs.Shape(5, 1, 5),
         iterations=120,
+        at_once=1,
     ),
     Regime(
         "writers",
@@ -247,6 +250,17 @@ REGIMES = (
         gs.Shape(1, 10, 20),
         "mse",
         300,
+        rates=(*WIDER, 16.0),
+    ),
+    Regime(
+        "omniglot-mlp",
+        "labels at random: 5-way 1-shot Omniglot of 16 x 16 pixels, a network without convolutions",
+        lambda: Small(gs.load_dataset("omniglot")),
+        mlp(PIXELS**2, 64, 32, 5),
+        0.4,
+        gs.Shape(5, 1, 5),
+        iterations=300,
+        dataset="omniglot",
     ),
     Regime(
         "omniglot",
@@ -256,6 +270,7 @@ REGIMES = (
         0.1,
         gs.Shape(5, 1, 5),
         iterations=120,
+        at_once=1,
         dataset="omniglot",
     ),
     Regime(
@@ -266,33 +281,18 @@ REGIMES = (
         0.1,
         gs.Shape(5, 1, 5),
         iterations=300,
+        at_once=1,
         dataset="cub28",
     ),
 )
-VARIATIONS = {"T1": {"tasks": 1}, "T25": {"tasks": 25}, "K1": {"steps": 1}}  # of a regime
+VARIATIONS = {  # of a regime
+    **{"T1": {"tasks": 1}, "T25": {"tasks": 25}, "K1": {"steps": 1}},
+    "long": {"iterations": 2000, "looks": 20},
+}
+SHAPE = gs.Shape(5, 1, 15)
 OF_THE_PAPER = (  # test: the ensemble of the five best epochs, as docs/results.md
-    Regime(
-        "cub-1shot",
-        "the paper's CUB 1-shot, T = 5, MAML, on a GPU",
-        lambda: None,
-        lambda: gs.Conv4(),
-        0.1,
-        gs.Shape(5, 1, 15),
-        preset="cub-1shot-5task-maml",
-        dataset="cub",
-        epochs=20,
-    ),
-    Regime(
-        "mini-1shot",
-        "the paper's MiniImagenet 1-shot, T = 5, MAML, on a GPU",
-        lambda: None,
-        lambda: gs.Conv4(),
-        0.1,
-        gs.Shape(5, 1, 15),
-        preset="mini-1shot-5task-maml",
-        dataset="mini",
-        epochs=25,
-    ),
+    Regime("cub-1shot", "the paper's CUB 1-shot", lambda: None, gs.Conv4, 0.1, SHAPE, epochs=20, level=50),
+    Regime("mini-1shot", "the paper's MiniImagenet 1-shot", lambda: None, gs.Conv4, 0.1, SHAPE, epochs=25, level=40),
 )
 KNOWN = {
     **{one.name: one for one in (*REGIMES, *OF_THE_PAPER)},
@@ -308,19 +308,15 @@ KNOWN = {
 
 
 @dataclass(frozen=True)
-class HeadTimes(Rule):
-    """The step of the head times a constant: a factor for each element, so that it also runs on packed weights."""
+class HeadFirst(Rule):
+    """The head moves at the first inner step alone, the body at all: so the body has to adapt."""
 
-    factor: float
     head: tuple[str, ...]
-    name: str = field(default="head_times", init=False, repr=False)
-    any_layout = True
-
-    def init(self, weights: Any, steps: int) -> Any:
-        return {}, {name: torch.full_like(w, self.factor if name in self.head else 1.0) for name, w in weights.items()}
+    name: str = field(default="head_first", init=False, repr=False)
 
     def update(self, at: InnerStep) -> Moved:
-        return Moved({name: own * at.memory[name] for name, own in at.gradients.items()})
+        still = self.head if at.k else ()
+        return Moved({name: own * 0 if name in still else own for name, own in at.gradients.items()})
 
 
 def head_of(names: Sequence[str]) -> tuple[str, ...]:
@@ -362,37 +358,32 @@ class Arm:
 
     def check(self) -> None:
         variant(self.variant)
-        known = {"zero", "zero-init", "body", f"gates{self.gates:g}", f"head{self.head:g}"}
+        known = {"zero", "zero-init", "body", "first", f"gates{self.gates:g}", f"head{self.head:g}"}
         if unknown := [part for part in self._options if part not in known]:
-            raise SystemExit(f"{self.text}: an option is zero, zero-init, body, gates10 or head4, not {unknown[0]}")
+            raise SystemExit(
+                f"{self.text}: an option is zero, zero-init, body, first, gates10 or head4, not {unknown[0]}"
+            )
 
     def rule(self) -> Rule | None:
         plain = first_link(self.variant)
         return BodyOnly(plain) if plain is not None and "body" in self._options else plain
 
     def learner(self, regime: Regime, model: nn.Module, factor: float) -> gs.Learner:
-        head = head_of([name for name, _ in model.named_parameters()])
+        inner: list[Rule] = [] if self.head == 1 else [gs.head_rate(self.head)]
+        if "first" in self._options:
+            inner.append(HeadFirst(head_of([name for name, _ in model.named_parameters()])))
         return gs.maml(
             model,
             inner_lr=regime.rate * factor * variant(self.variant).rate,
             steps=regime.steps,
             sharing=self.rule(),
             loss=regime.loss,
-            inner=[HeadTimes(self.head, head)] if self.head != 1 else None,
+            inner=inner,
             head_start=self.head_start,  # type: ignore[arg-type]
         )
 
 
 # One training
-
-
-def train(name: str, rule: str, factor: float, seed: int, runs: Path, small: bool = False) -> dict[str, float]:
-    """Train one cell; returns its measures."""
-    torch.set_num_threads(1)
-    regime, make = (tiny(KNOWN[name]) if small else KNOWN[name]), train_small
-    if regime.preset:
-        make = partial(train_preset, runs=runs)
-    return dict(make(regime, Arm(rule), factor, seed))
 
 
 class Trained(NamedTuple):
@@ -445,37 +436,6 @@ def gates_of(state: gs.MetaState) -> Measured:
             yield from ((f"{name}@{k + 1}", float(number)) for k, number in enumerate(numbers))
 
 
-def train_preset(regime: Regime, arm: Arm, factor: float, seed: int, runs: Path) -> Measured:
-    """A preset of the paper with another arm; stopped at any time, it goes on from its last epoch."""
-    began = time.monotonic()
-    config = preset(regime.preset, seed=seed, epochs=regime.epochs, **regime.options)
-    data = gs.load_dataset(config.dataset, config.pixels)
-    like = replace(regime, rate=config.inner_lr, steps=config.steps)
-    run = gs.train(
-        arm.learner(like, build_network(config, data.image), factor),
-        data,
-        runs / regime.name / f"{arm.text.replace('/', '+')} x{factor:g}" / f"seed-{seed}",
-        resume=None,
-        display=False,
-        device=config.device,
-        engine=config.engine,
-        precision=config.precision,
-        optimiser=None if arm.gates == 1 else partial(gs.optimiser, rate=config.outer_lr, gates=arm.gates),
-        **{name: value for name, value in asdict(config).items() if name in TRAINING},
-    )
-    yield from ((f"val@{line['epoch']}", 100 * line["val_accuracy"]) for line in run.metrics)
-    yield from ((kind, 100 * run.summary["test"][kind]["accuracy"]) for kind in ("best", "ensemble"))
-    yield "test", 100 * run.summary["test"]["ensemble"]["accuracy"]
-    yield from gates_of(run.state)
-    yield "seconds", time.monotonic() - began
-
-
-TINY = {"dataset": "glyphs", "filters": 4, "iterations": 3, "val_tasks": 4, "test_tasks": 4, "queries": 2}
-ON_CPU = {"device": "cpu", "engine": "eager", "precision": "float32"}
-
-
 def tiny(regime: Regime) -> Regime:
     """The same in seconds, to see that everything runs."""
-    if regime.preset:
-        return replace(regime, epochs=2, options={**TINY, **ON_CPU}, dataset="")
     return replace(regime, iterations=4, looks=2)

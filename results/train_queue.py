@@ -43,6 +43,7 @@ RESULTS = Path(__file__).resolve().parent
 PAPER, EARLIER = RESULTS / "paper", RESULTS / "earlier"
 # The parts of a queue, in order, and where their runs go.
 PARTS = {"first": PAPER, "gap": RESULTS / "gap", "then": PAPER, "evidence": RESULTS / "evidence"}
+PARTS |= dict.fromkeys(("choose", "confirm"), RESULTS / "accelerate")
 MODELS, STATE = RESULTS.parent / "models", RESULTS.parent / "carry" / "queue_state"
 FINISHED, UNFINISHED = "finished.tar.gz", "unfinished.tar"
 PART, MOST_BACK = 15 * 2**20, 60 * 2**20  # bytes: of a file that comes back, and of all of them
@@ -299,7 +300,10 @@ def advance(queue: Queue, given: argparse.Namespace) -> int:
 def plan(queue: Queue, given: argparse.Namespace) -> tuple[list[Cell], set[str]]:
     """What to train now, and which of it was begun: that comes first, the nearest to its end before the others."""
     runs: Path = given.runs
-    waiting = [cell for cell in queue.to_train() if cell.part in given.parts and not queue.complete(cell, runs)]
+    asked = [
+        cell for cell in queue.to_train() if cell.part in given.parts and (not given.only or cell.name in given.only)
+    ]
+    waiting = [cell for cell in asked if not queue.complete(cell, runs)]
     data = {name: lacking(queue, name, given.archives) for name in {queue.config(cell).dataset for cell in waiting}}
     for name, reasons in data.items():
         if reasons:
@@ -528,6 +532,9 @@ def main() -> int:
     parser.add_argument("--start-until", type=float, default=1e9, help="begin no new cell after so many minutes")
     parser.add_argument("--workers", type=int, default=4, help="cells at once")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS], help="parts of the queue to train")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="cells of these names alone, such as mini-1shot-5task-maml"
+    )
     parser.add_argument("--out", type=Path, default=Path("scratch/out"), help="where the files to bring back go")
     parser.add_argument("--state", type=Path, default=STATE, help="unfinished cells of an earlier call")
     parser.add_argument("--carried", type=Path, default=Path("carry/data"), help="archives, or parts, of this call")

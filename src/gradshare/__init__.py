@@ -33,7 +33,7 @@ _HOME = {
     "method.episodes": ["Episodes", "Shape", "TaskSource"],
     "errors": ["UserError"],
     "runs.evaluate": ["Evaluation", "evaluate"],
-    "method.inner_optimisers": ["adam", "momentum"],
+    "method.inner_optimisers": ["adam", "head_rate", "momentum"],
     "method.rules": [
         "InnerRule",
         "InnerStep",
@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     from gradshare.method import testing
     from gradshare.method.controls import BatchOnly, GateOnly, MemoryOnly
     from gradshare.method.episodes import Episodes, Shape, TaskSource
-    from gradshare.method.inner_optimisers import adam, momentum
+    from gradshare.method.inner_optimisers import adam, head_rate, momentum
     from gradshare.method.rules import (
         InnerRule,
         InnerStep,

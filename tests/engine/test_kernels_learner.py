@@ -45,7 +45,7 @@ def test_meta_gradients_and_memory_with_sharing() -> None:
 
 
 def elementwise(model: Any, **more: Any) -> gs.Learner:
-    return gs.sparse_maml(model, inner=[gs.momentum(0.9), gs.adam(eps=0.1)], **more)
+    return gs.sparse_maml(model, inner=[gs.momentum(0.9), gs.adam(eps=0.1), gs.head_rate(4)], **more)
 
 
 def by_name(model: Any, **more: Any) -> gs.Learner:

@@ -137,7 +137,7 @@ def test_controls_are_arms_of_the_same_experiment() -> None:
     for arm in OTHER_ARMS:
         config, original = preset(f"cub-1shot-5task-metasgd-10x~{arm}"), preset("cub-1shot-5task-metasgd-10x")
         different = {f.name for f in fields(RunConfig) if getattr(config, f.name) != getattr(original, f.name)}
-        assert different == ({"arm", "inner_lr"} if arm == "half-rate" else {"arm"})
+        assert different == ({"arm", "inner_lr"} if arm in ("half-rate", "quarter-rate") else {"arm"})
     assert preset("cub-1shot-5task-maml~half-rate").inner_lr == 0.05
     assert preset("cub-1shot-5task-maml~half-rate", inner_lr=0.4).inner_lr == 0.2
 

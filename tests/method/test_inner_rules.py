@@ -26,7 +26,7 @@ from tests.support.cases import (
 from tests.support.learners import gradients, net, randomised, tasks
 from tests.support.models import CONV4, EXTRAS, QUARTIC, REGRESSION, RELU_NORM, TANH_NORM, Model
 
-RULES = [gs.momentum(0.9), gs.momentum(0), gs.adam(), Mask(), Curvature(), Alfa(0.1)]
+RULES = [gs.momentum(0.9), gs.momentum(0), gs.adam(), Mask(), Curvature(), Alfa(0.1), gs.head_rate(4)]
 ELEMENTWISE = ["momentum", "adam", "sparse-maml"]
 every_further = pytest.mark.parametrize("algorithm", FURTHER)
 
@@ -168,6 +168,22 @@ def test_the_chain_is_sharing_inner_preconditioner_rate() -> None:
     assert type(gs.alfa(net(), inner="momentum").rule.links[-1]).__name__ == "Alfa"
 
 
+@pytest.mark.parametrize("inner", ["head:4", gs.head_rate(4)], ids=str)
+def test_head_rate_is_another_rate_for_the_head_alone(inner: Any) -> None:
+    x, y = tasks().support_x, tasks().support_y
+    plain, faster = (gs.maml(net(), steps=1, sharing="gate-only", inner=one) for one in (None, inner))
+    start = faster.init().params
+    usual, fast = (learner.adapt(learner.init(), x, y) for learner in (plain, faster))
+    for name in faster.adapted:
+        factor = 4 if name in ("5.weight", "5.bias") else 1
+        torch.testing.assert_close(fast[name] - start[name], factor * (usual[name] - start[name]))
+
+
+def test_head_rate_of_the_head_alone_is_another_inner_rate() -> None:
+    learners = gs.anil(net(), inner_lr=0.4), gs.anil(net(), inner_lr=0.1, inner="head:4")
+    torch.testing.assert_close(*(learner.outer_loss(learner.init(), tasks()).loss for learner in learners))
+
+
 def test_mask_below_zero_stops_a_weight() -> None:
     learner, episodes = gs.sparse_maml(net(), steps=2), tasks()
     state = learner.init()
@@ -205,6 +221,8 @@ WRONG = [
     (lambda: gs.maml(net(), inner=0.9), "inner is gs.momentum.*not 0.9"),  # type: ignore[arg-type]
     (lambda: gs.maml(net(), inner="sgd"), "an inner optimiser is .*not 'sgd'"),
     (lambda: gs.maml(net(), inner="momentum:2"), "not 'momentum:2'"),
+    (lambda: gs.maml(net(), inner="head"), "head:4.*not 'head'"),
+    (lambda: gs.head_rate(-1), "factor is -1; it must be at least 0"),
     (lambda: gs.maml(net(), inner=[gs.adam(), gs.adam(eps=1)]), "name of its own"),
 ]
 

@@ -1,15 +1,26 @@
-"""benchmarks/accelerate.py: which cells it trains, how it goes on after a kill, and its report."""
+"""benchmarks/accelerate.py: which cells it trains, how it goes on after a kill, and its report.
+
+And the same at full size, by results/train_queue.py: stopped on one machine, and gone on with on another.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import shutil
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
+
+from tests.support.grids import TINY
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -23,20 +34,12 @@ def accelerate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def run(out: Path, *options: str) -> str:
-    command = [
-        sys.executable,
-        str(BENCHMARKS / "accelerate.py"),
-        "--tiny",
-        "--out",
-        str(out),
-        "--runs",
-        str(out / "runs"),
-    ]
+    command = [sys.executable, str(BENCHMARKS / "accelerate.py"), "--tiny", "--out", str(out)]
     return subprocess.run([*command, *options], check=True, capture_output=True, text=True).stdout
 
 
 def test_a_torn_file_is_gone_on_with_and_nothing_is_trained_twice(tmp_path: Path) -> None:
-    what = ("--regime", "sinusoid", "cub-1shot", "--rules", "original", "additive/gates10/zero-init")
+    what = ("--regime", "sinusoid", "pose", "--rules", "original", "additive/gates10/zero-init")
     what += ("--rates", "1", "--seeds", "10", "11")
     assert run(tmp_path, *what).count(" seed ") == 8
     whole = (tmp_path / "runs.csv").read_bytes()
@@ -46,7 +49,7 @@ def test_a_torn_file_is_gone_on_with_and_nothing_is_trained_twice(tmp_path: Path
     again = run(tmp_path, *what)
     assert again.count(" seed ") == 1 and "additive/gates10/zero-init  rate x1  seed 11" in again
     text = (tmp_path / "report.md").read_text()
-    assert "## sinusoid" in text and "## cub-1shot" in text and (tmp_path / "report.svg").exists()
+    assert "## sinusoid" in text and "## pose" in text and (tmp_path / "report.svg").exists()
 
 
 def measures(last: float) -> dict[str, float]:
@@ -55,15 +58,17 @@ def measures(last: float) -> dict[str, float]:
 
 def test_the_rate_is_chosen_by_the_seeds_of_the_sweep_and_then_confirmed(accelerate: ModuleType) -> None:
     given = Namespace(rates=[0.5, 1.0], seeds=[10, 11])
+    better = accelerate.report.best_rate
     results = {accelerate.Cell("sinusoid", "shared", 0.5, seed): measures(2.0) for seed in (0, 1)}
-    left = accelerate.to_do(results, "sinusoid", ["shared"], given, higher=False)
+    left = accelerate.to_do(results, "sinusoid", ["shared"], given)
     assert left == [accelerate.Cell("sinusoid", "shared", 1.0, seed) for seed in (0, 1)]
     results |= {cell: measures(last) for cell, last in zip(left, (1.0, float("nan")), strict=True)}
-    chosen = accelerate.to_do(results, "sinusoid", ["shared"], given, higher=False)
+    chosen = accelerate.to_do(results, "sinusoid", ["shared"], given)
     assert [(cell.rate, cell.seed) for cell in chosen] == [(0.5, 10), (0.5, 11)]  # one that is not finite is worst
     results[left[1]] = measures(1.0)
-    assert {cell.rate for cell in accelerate.to_do(results, "sinusoid", ["shared"], given, higher=False)} == {1.0}
-    assert {cell.rate for cell in accelerate.to_do(results, "sinusoid", ["shared"], given, higher=True)} == {0.5}
+    assert better(results, "sinusoid", "shared", given.rates) == 1.0  # of two errors the smaller one
+    accuracies = {cell._replace(regime="writers"): value for cell, value in results.items()}
+    assert better(accuracies, "writers", "shared", given.rates) == 0.5
 
 
 def test_half_rate_is_the_original_at_half_the_rate(accelerate: ModuleType) -> None:
@@ -75,18 +80,108 @@ def test_half_rate_is_the_original_at_half_the_rate(accelerate: ModuleType) -> N
 def test_a_cell_that_fails_does_not_lose_the_others(
     accelerate: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def train(regime: str, rule: str, *rest: object) -> dict[str, float]:
-        if rule == "shared":
+    def train(cells: list[Any], small: bool) -> list[dict[str, float]]:
+        if cells[0].rule == "shared":
             raise MemoryError("too large")
-        return measures(1.0)
+        return [measures(1.0) for _ in cells]
 
     monkeypatch.setattr(accelerate, "ProcessPoolExecutor", lambda jobs, mp_context: ThreadPoolExecutor(jobs))
-    monkeypatch.setattr(accelerate.regimes, "train", train)
+    monkeypatch.setattr(accelerate, "train", train)
     rules = ["original", "shared", "gate-only"]
     options = {"regime": ["sinusoid"], "rules": rules, "rates": [1.0], "seeds": [10], "jobs": 2, "budget_minutes": 1.0}
-    assert not accelerate.advance(Namespace(out=tmp_path, runs=tmp_path, tiny=True, **options))
+    assert not accelerate.advance(Namespace(out=tmp_path, tiny=True, **options))
     assert {cell.rule for cell in accelerate.read(tmp_path / "runs.csv")} == {"original", "gate-only"}
-    assert "FAILED: sinusoid shared 1.0 10: MemoryError('too large')" in capsys.readouterr().out
+    assert "FAILED: sinusoid  shared  rate x1  seed 10: MemoryError('too large')" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "rule", ["shared/gates10", "memory-only", "equivariant/zero/head4", "retrieval", "additive/body"]
+)
+def test_cells_trained_together_are_those_trained_one_by_one(accelerate: ModuleType, rule: str) -> None:
+    regimes, arm = accelerate.regimes, accelerate.regimes.Arm(rule)
+    regime = regimes.tiny(regimes.KNOWN["sinusoid"])
+    cells = [(0.5, 0), (2.0, 1), (1e9, 1)]  # the last one diverges: its steps are not taken
+    for cell, found in zip(cells, accelerate.together.train(regime, arm, cells), strict=True):
+        alone = dict(regimes.train_small(regime, arm, *cell))
+        assert found.keys() == alone.keys()
+        for name in alone.keys() - {"seconds"}:
+            assert found[name] == pytest.approx(alone[name], rel=1e-4, nan_ok=True), (cell, name)
+
+
+def test_a_cell_whose_first_step_is_not_taken_is_trained_from_the_second_on(accelerate: ModuleType) -> None:
+    regimes = accelerate.regimes
+    regime, arm, source = regimes.KNOWN["sinusoid"], regimes.Arm("original"), regimes.KNOWN["sinusoid"].source()
+    learner = arm.learner(regime, regime.model(), 1.0)
+    state = learner.init()
+    joint = accelerate.together.Joint(regime, [learner] * 2, [state] * 2, 1.0)
+    good, other = (source.sample("train", regime.shape, 5, (0, 0, i)) for i in (1, 2))
+    bad = dataclasses.replace(good, query_y=good.query_y * float("inf"))
+    joint.step([bad, good])
+    first, second = joint.states()
+    for name, start in state.params.items():
+        assert torch.equal(first.params[name], start) and not torch.equal(second.params[name], start)
+    joint.step([other, other])
+    assert all(not torch.equal(next(joint.states()).params[name], start) for name, start in state.params.items())
+    assert all(value.isfinite().all() for value in joint.state.trainable().values())
+
+
+QUEUE = """
+[rule]
+patience = 25
+passed = 0.3
+from_epoch = 75
+[options]
+{options}
+[[choose]]
+called = "maml-zero-init-head4"
+experiments = ["cub-1shot-5task-maml"]
+arms = ["gate-only"]
+seeds = [0, 1]
+options = {{ head_start = "zero-init", inner = "head:4" }}
+[[choose]]
+experiments = ["cub-1shot-5task-maml"]
+arms = ["original", "gate-only"]
+seeds = [0, 1]
+[[confirm]]
+experiments = ["mini-1shot-5task-maml"]
+arms = ["original", "gate-only"]
+seeds = [10]
+"""
+
+
+def test_full_size_stops_on_one_machine_and_goes_on_on_another(tmp_path: Path, blobs: Path) -> None:
+    options = TINY | {"dataset": str(blobs), "epochs": 3, "iterations": 60}
+    (tmp_path / "results").mkdir()
+    for name in ("train_queue.py", "changed_data.py"):
+        shutil.copy(BENCHMARKS.parent / "results" / name, tmp_path / "results")
+    shutil.copytree(BENCHMARKS, tmp_path / "benchmarks")
+    (tmp_path / "docs").mkdir()
+    page = shutil.copy(BENCHMARKS.parent / "docs" / "when-to-share.md", tmp_path / "docs")
+    text = QUEUE.format(options="\n".join(f"{name} = {json.dumps(value)}" for name, value in options.items()))
+    (tmp_path / "results" / "queue.toml").write_text(text)
+
+    def call(machine: str, *more: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "results/train_queue.py", "--minutes", "3", "--workers", "2", "--parts", "choose"]
+        places = [f"--{name}={machine}/{name}" for name in ("runs", "archives", "out")]
+        return subprocess.Popen([*command, *places, *more], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+
+    first = call("first", "--only", "cub-1shot-5task-maml-zero-init-head4~gate-only")
+    while not any(line.count(b"\n") for line in map(Path.read_bytes, tmp_path.glob("first/runs/*/*/metrics.jsonl"))):
+        time.sleep(0.05)
+    first.terminate()
+    said = first.communicate(timeout=60)[0]
+    assert "not finished before epoch 3" in said and first.returncode == 0
+    second = call("second", "--state", "first/out")
+    said = second.communicate(timeout=240)[0]
+    assert "continues from first/out" in said and second.returncode == 0
+    assert all(path.stat().st_size <= 16 * 2**20 for path in (tmp_path / "second" / "out").iterdir())
+    subprocess.run([sys.executable, "results/train_queue.py", "--collect", "second/out"], cwd=tmp_path, check=True)
+    subprocess.run([sys.executable, "benchmarks/accelerate.py", "--report"], cwd=tmp_path, check=True)
+    rows = (tmp_path / "results" / "accelerate" / "runs.csv").read_text()
+    assert rows.count(",test,") == 6 and "cub-1shot,gate-only/zero-init/head4,1.0,1,val@3," in rows
+    report = (tmp_path / "results" / "accelerate" / "report.md").read_text()
+    assert "## cub-1shot, the seeds of the choice" in report and "| gate-only/zero-init/head4 |" in report
+    assert Path(page).read_text().count("| `cub-1shot` |") == 2
 
 
 def test_an_unknown_rule_or_option_is_an_error(tmp_path: Path) -> None:

@@ -75,8 +75,8 @@ def maml(
         adapt: the weights that the inner loop moves: names of weights or of submodules, `["layer4", "head"]`, or a
             function of a weight's name; None: all. The others are meta-learned all the same. Batch norm is adapted
             only if its weights are named in full, or with `adapt_norm`.
-        inner: rules between sharing and the learning rate, one or several: `gs.momentum(0.9)`, `gs.adam()`, a name
-            (`"momentum:0.9"`, `"adam"`), or rules of your own.
+        inner: rules between sharing and the learning rate, one or several: `gs.momentum(0.9)`, `gs.adam()`,
+            `gs.head_rate(4)`, a name (`"momentum:0.9"`, `"adam"`, `"head:4"`), or rules of your own.
         head_start: where the head starts in each task: `"learned"`; `"zero-init"`, zero before training and learned
             from there; or `"zero"`, zero for every task and never learned.
         head: name of the submodule that is the head; None is the module that owns the last parameter.
@@ -86,7 +86,7 @@ def maml(
         >>> gs.maml(gs.Conv4(), inner_lr=0.1, steps=5, sharing=gs.GradientSharing()).steps
         5
     """
-    links = [*_first(sharing, model, head), *_inner(inner), scale(_rate(inner_lr))]
+    links = [*_first(sharing, model, head), *_inner(inner, model, head), scale(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
     return _learner("maml", model, adapted, links, steps, loss, inner_loss, head_start, head)
 
@@ -106,7 +106,7 @@ def first_order_maml(
     head: str | None = None,
 ) -> Learner:
     """MAML with the task gradients as constants (Finn et al., 2017, 5.2). Arguments as `maml`."""
-    links = [stop_gradient(), *_first(sharing, model, head), *_inner(inner), scale(_rate(inner_lr))]
+    links = [stop_gradient(), *_first(sharing, model, head), *_inner(inner, model, head), scale(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
     return _learner("first_order_maml", model, adapted, links, steps, loss, inner_loss, head_start, head)
 
@@ -126,7 +126,7 @@ def meta_sgd(
     head: str | None = None,
 ) -> Learner:
     """Meta-SGD (Li et al., 2017): a learned rate per weight, all starting at `inner_lr`. Arguments as `maml`."""
-    links = [*_first(sharing, model, head), *_inner(inner), rate_per_element(_rate(inner_lr))]
+    links = [*_first(sharing, model, head), *_inner(inner, model, head), rate_per_element(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
     return _learner("meta_sgd", model, adapted, links, steps, loss, inner_loss, head_start, head)
 
@@ -148,7 +148,7 @@ def anil(
     Args:
         head: name of the submodule to adapt; None is the module that owns the last parameter.
     """
-    links = [*_first(sharing, model, head), *_inner(inner), scale(_rate(inner_lr))]
+    links = [*_first(sharing, model, head), *_inner(inner, model, head), scale(_rate(inner_lr))]
     return _learner("anil", model, _under(model, head), links, steps, loss, inner_loss, head_start, head)
 
 
@@ -175,7 +175,10 @@ def boil(
         >>> gs.boil(gs.Conv4(), sharing=gs.GradientSharing()).adapted[-2:]
         ('convs.3.weight', 'convs.3.bias')
     """
-    links, kept = [*_first(sharing, model, head), *_inner(inner), scale(_rate(inner_lr))], _under(model, head)
+    links, kept = (
+        [*_first(sharing, model, head), *_inner(inner, model, head), scale(_rate(inner_lr))],
+        _under(model, head),
+    )
     adapted = tuple(name for name in _chosen(model, adapt_norm, None) if name not in kept)
     if not adapted:
         raise UserError(f"boil adapts all but the head, and the model has only {', '.join(kept)}")
@@ -225,7 +228,11 @@ def proto_maml(
         raise UserError(
             "no gradient of the body is there to share: give no sharing (arm original), or adapt the body in steps"
         )
-    links = [*(BodyOnly(link, names) for link in chain(*first).links), *_inner(inner), scale(_rate(inner_lr))]
+    links = [
+        *(BodyOnly(link, names) for link in chain(*first).links),
+        *_inner(inner, model, head),
+        scale(_rate(inner_lr)),
+    ]
     learner = _learner("proto_maml", model, adapted, links, steps, loss, inner_loss, "learned", least_steps=0)
     return replace(learner, head_start="prototypes", head=names)
 
@@ -260,7 +267,7 @@ def reptile(
         >>> bool(gs.meta_step(learner, state, sgd, episodes).taken)
         True
     """
-    links = [*_first(sharing, model, head), *_inner(inner), scale(_rate(inner_lr))]
+    links = [*_first(sharing, model, head), *_inner(inner, model, head), scale(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
     learner = _learner("reptile", model, adapted, links, steps, loss, inner_loss, head_start, head, outer="reptile")
     if learned := flatten(learner.init().learned, "learned"):
@@ -317,7 +324,7 @@ def maml_plus_plus(
     adapted = _chosen(model, adapt_norm, adapt)
     names = _norm_names(model) if per_step_norm or (per_step_norm is None and not adapt_norm) else ()
     names = tuple(name for name in names if name not in adapted)
-    links = [*_first(sharing, model, head), *_inner(inner), rate_per_tensor_and_step(_rate(inner_lr))]
+    links = [*_first(sharing, model, head), *_inner(inner, model, head), rate_per_tensor_and_step(_rate(inner_lr))]
     schedule = Schedule(plan, steps, chain(stop_gradient(), *links), chain(*links))
     more: dict[str, Any] = {"per_step": names, "schedule": schedule, "final_outer_rate": plan.final_outer_rate}
     return _learner("maml_plus_plus", model, adapted, links, steps, loss, inner_loss, head_start, head, **more).at(0)
@@ -342,7 +349,7 @@ def meta_curvature(
     w <- w - inner_lr * (D x1 M_o x2 M_i x3 M_f) for filters, and M_o D M_i^T for matrices, with all M starting at the
     identity. Biases move as in MAML. The matrix M_i of a layer with n inputs has n * n elements.
     """
-    links = [*_first(sharing, model, head), *_inner(inner), Curvature(), scale(_rate(inner_lr))]
+    links = [*_first(sharing, model, head), *_inner(inner, model, head), Curvature(), scale(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
     return _learner("meta_curvature", model, adapted, links, steps, loss, inner_loss, head_start, head)
 
@@ -366,7 +373,7 @@ def sparse_maml(
     w <- w - inner_lr * relu(M) * D, with an element of M, starting at 1, for each weight. Where M falls to 0 or below,
     the weight is not adapted any more. Arguments as `maml`.
     """
-    links = [*_first(sharing, model, head), *_inner(inner), Mask(), scale(_rate(inner_lr))]
+    links = [*_first(sharing, model, head), *_inner(inner, model, head), Mask(), scale(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
     return _learner("sparse_maml", model, adapted, links, steps, loss, inner_loss, head_start, head)
 
@@ -390,7 +397,7 @@ def alfa(
     It sees the means of w and D over each weight tensor, and gives alpha and beta for each task, tensor and step. They
     start at alpha = inner_lr and beta = 0. Arguments as `maml`.
     """
-    links = [*_first(sharing, model, head), *_inner(inner), Alfa(_rate(inner_lr))]
+    links = [*_first(sharing, model, head), *_inner(inner, model, head), Alfa(_rate(inner_lr))]
     adapted = _chosen(model, adapt_norm, adapt)
     return _learner("alfa", model, adapted, links, steps, loss, inner_loss, head_start, head)
 
@@ -455,17 +462,17 @@ def _first(sharing: Sharing, model: nn.Module, head: str | None) -> list[Rule]:
     return [with_head(cast(Rule, rule), lambda: _under(model, head))]
 
 
-def _inner(inner: Inner) -> list[Rule]:
+def _inner(inner: Inner, model: nn.Module, head: str | None) -> list[Rule]:
     """The links between sharing and the learning rate."""
     if inner is None:
         return []
     rules = [inner_rule(inner)] if isinstance(inner, str) else inner if isinstance(inner, list | tuple) else [inner]
     if not all(map(_is_rule, rules)):
         raise UserError(
-            "inner is gs.momentum(0.9), gs.adam(), their name, a rule of your own, a list of rules, or None,"
+            "inner is gs.momentum(0.9), gs.adam(), gs.head_rate(4), their name, your own rule, a list, or None,"
             f" not {short_repr(inner)}"
         )
-    return cast(list[Rule], [*rules])
+    return [with_head(cast(Rule, rule), lambda: _under(model, head)) for rule in rules]
 
 
 def _is_rule(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Inner optimisers: rules that carry something from one inner step to the next. `inner=` of every algorithm takes them.
+"""What `inner=` of every algorithm takes: momentum and Adam in the inner loop, and another rate for the head.
 
 They act on the direction D of the links before them (the gradient, or the shared direction), element by element, and
 the learning rate follows them.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from gradshare.errors import check_number
-from gradshare.method.rules import InnerStep, Moved, Rule
+from gradshare.method.rules import InnerStep, Moved, Rule, Tree, Weights
 
 BELOW_ONE = 1 - 1e-9
 
@@ -84,4 +84,35 @@ class Adam(Rule):
         return Moved(direction, carry={"m": m, "v": v})
 
 
-momentum, adam = Momentum, Adam
+@dataclass(frozen=True)
+class HeadRate(Rule):
+    """The head moves at a factor times the inner rate: docs/when-to-share.md has what it was good for.
+
+    The factor of each element is a constant in the memory, so that all weights may come as one vector.
+
+    Args:
+        factor: of the head's rate; the body's stays as it is.
+        head: names of the head's weights; an algorithm puts in those of its model.
+
+    Example:
+        >>> import gradshare as gs
+        >>> gs.maml(gs.Conv4(), sharing="gate-only", inner=gs.head_rate(4)).rule.links[1]
+        HeadRate(factor=4, head=('head.weight', 'head.bias'))
+    """
+
+    factor: float
+    head: tuple[str, ...] = ()
+    name = "head_rate"
+    any_layout = True
+
+    def __post_init__(self) -> None:
+        check_number("factor", self.factor, 0)
+
+    def init(self, weights: Weights, steps: int) -> tuple[Tree, Tree]:
+        return {}, {name: torch.full_like(w, self.factor if name in self.head else 1.0) for name, w in weights.items()}
+
+    def update(self, at: InnerStep) -> Moved:
+        return Moved({name: own * at.memory[name] for name, own in at.gradients.items()})
+
+
+momentum, adam, head_rate = Momentum, Adam, HeadRate

@@ -13,6 +13,7 @@ import torch
 from torch.func import vmap
 
 from gradshare.errors import UserError
+from gradshare.method.inner_optimisers import HeadRate
 from gradshare.method.rules import Chain, InnerStep, Moved, Rule, Tree, Weights, Wrapper
 from gradshare.method.sharing import (
     TYPICAL,
@@ -183,10 +184,10 @@ class LeftOut(Wrapper):
 
 
 def with_head(rule: Rule, head: Callable[[], tuple[str, ...]]) -> Rule:
-    """The same rule, where every `BodyOnly` in it knows the head of the model."""
+    """The same rule, where every `BodyOnly` and `HeadRate` in it knows the head of the model."""
     if isinstance(rule, Chain):
         return replace(rule, links=tuple(with_head(link, head) for link in rule.links))
-    if isinstance(rule, BodyOnly) and not rule.head:
+    if isinstance(rule, BodyOnly | HeadRate) and not rule.head:
         rule = replace(rule, head=head())
     return replace(rule, plain=with_head(rule.plain, head)) if isinstance(rule, Wrapper) else rule
 

@@ -51,6 +51,7 @@ ROWS = (  # in the order of tables. Okabe and Ito's colours, which colour-blind 
     Variant("original", "", "the method without sharing", "#1b1f24", ()),
     Variant("shared", SHARING, "the method with gradient sharing", "#d55e00", ()),
     Variant("half-rate", "", "the original at half the inner rate", "#0072b2", (5, 2), "the smaller step", rate=0.5),
+    Variant("quarter-rate", "", "the original at a quarter of the inner rate", "#8a5fbf", (2, 2), rate=0.25),
     Variant(
         "gate-only",
         "gradshare.method.controls:GateOnly",
@@ -104,6 +105,7 @@ CONTROLS = tuple(row.name for row in ROWS if row.keeps)
 INNER = {  # what `inner=` and `--inner` take by name
     "momentum": "gradshare.method.inner_optimisers:Momentum",
     "adam": "gradshare.method.inner_optimisers:Adam",
+    "head": "gradshare.method.inner_optimisers:HeadRate",
 }
 OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")  # package.module:Class
 
@@ -141,21 +143,22 @@ def first_link(name: str, norm: str = "global", allowed: Container[str] = ()) ->
 
 
 def parse_inner(name: str) -> tuple[str, tuple[float, ...]]:
-    """The name and the number of an inner optimiser: `adam`, `momentum`, or `momentum:0.9`.
+    """The name and the number of a rule for `inner=`: `adam`, `momentum`, `momentum:0.9`, or `head:4`.
 
     Example:
         >>> parse_inner("momentum:0.5"), parse_inner("adam")
         (('momentum', (0.5,)), ('adam', ()))
     """
-    if name in INNER:
+    if name in ("momentum", "adam"):
         return name, ()
-    if isinstance(name, str) and (found := re.fullmatch(r"momentum:(0(\.\d+)?)", name)):
-        return "momentum", (float(found[1]),)
-    raise UserError(f"an inner optimiser is momentum:0.9, adam or a rule, not {short_repr(name)}")
+    if isinstance(name, str) and (found := re.fullmatch(r"(momentum):(0(?:\.\d+)?)|(head):(\d+(?:\.\d+)?)", name)):
+        kind, number = filter(None, found.groups())
+        return kind, (float(number),)
+    raise UserError(f"an inner optimiser is momentum:0.9, adam, head:4 or a rule, not {short_repr(name)}")
 
 
 def inner_rule(name: str) -> Any:
-    """The inner optimiser of a name."""
+    """The rule of a name for `inner=`."""
     chosen, numbers = parse_inner(name)
     module, _, attribute = INNER[chosen].partition(":")
     return getattr(import_module(module), attribute)(*numbers)

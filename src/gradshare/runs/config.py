@@ -93,7 +93,7 @@ class RunConfig(Training):
     steps: int = 5
     """Inner steps (the paper's K); protomaml also takes 0, which is a prototypical network."""
     inner: str | None = None
-    """Inner optimiser between sharing and the rate: momentum:0.9, or adam; by default plain gradient descent."""
+    """Between sharing and the rate: momentum:0.9, adam, or head:4, the head four times as fast; by default nothing."""
     backbone: str = "conv4"
     """The network: conv4, resnet12, vit, or `package.module:Class` of your own, called as Class(ways, image)."""
     filters: int = 48

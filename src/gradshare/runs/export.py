@@ -331,7 +331,7 @@ def from_pretrained(folder: str | Path, learner: Learner | None = None) -> tuple
     """
     if learner is not None:
         check_learner(learner)
-    folder = _find_model(folder)
+    folder = find_model(folder)
     config = _read_config(folder / "config.json")
     if learner is not None and isinstance(config[FINGERPRINT], dict):
         check_same_learner(folder, config[FINGERPRINT], fingerprint(learner), OF_THE_OUTER_LOOP, "model")
@@ -347,7 +347,7 @@ def from_pretrained(folder: str | Path, learner: Learner | None = None) -> tuple
 CHECKOUT = Path(__file__).resolve().parents[3] / "models"  # of a source tree; an installed package has none
 
 
-def _find_model(name: str | Path) -> Path:
+def find_model(name: str | Path) -> Path:
     """The folder at a path, or of a name; the path itself if there is none."""
     path = path_of(name)
     if path.exists():
