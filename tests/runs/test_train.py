@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import os
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 import gradshare as gs
+from gradshare.cli.waiting import stoppable
 from gradshare.files import write_whole
 from gradshare.runs import checkpoints
 from gradshare.runs import folder as folders
@@ -304,6 +306,32 @@ def test_a_stop_inside_a_finaliser_is_not_lost() -> None:
         time.sleep(5)
     assert time.monotonic() - begun < 4  # the sleep was ended
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_stop_inside_an_import_waits_for_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules drop what a handler raises, or make another error of it."""
+    lines = [
+        "import signal",
+        "try:",
+        "    signal.raise_signal(signal.SIGTERM)",
+        "except BaseException:",
+        "    broken = 1",
+    ]
+    (tmp_path / "that_drops_it.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SystemExit) as stopped, stoppable("nothing was begun"):
+        module = importlib.import_module("that_drops_it")
+        time.sleep(5)
+    assert stopped.value.code == 3 and not hasattr(module, "broken")
+
+
+def test_a_stop_that_comes_out_as_another_error_is_a_stop() -> None:
+    with pytest.raises(SystemExit) as stopped, stoppable("nothing was begun"):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise ValueError("as NumPy does") from None
+    assert stopped.value.code == 3
 
 
 def test_an_ignored_ctrl_c_stays_ignored() -> None:

@@ -58,18 +58,23 @@ def typed_command() -> str:
 @contextmanager
 def stoppable(what_is_left: str | Callable[[], str]) -> Iterator[None]:
     """Ctrl-C and SIGTERM end the block with a line that says what is left, and exit code 3."""
+    stopped = False
 
     def stop(number: int, frame: Any) -> None:
+        nonlocal stopped
+        stopped = True
         raise HardStop
 
-    with stops_go_to(stop):
-        try:
+    try:
+        with stops_go_to(stop):
             yield
-        except KeyboardInterrupt:
-            left = what_is_left if isinstance(what_is_left, str) else what_is_left()
-            for line in f"gradshare: stopped; {left}".splitlines():
-                say(line, error=True)
-            raise SystemExit(3) from None
+    except BaseException as error:
+        if not (stopped or isinstance(error, KeyboardInterrupt)):  # NumPy, say, may make another error of a stop
+            raise
+        left = what_is_left if isinstance(what_is_left, str) else what_is_left()
+        for line in f"gradshare: stopped; {left}".splitlines():
+            say(line, error=True)
+        raise SystemExit(3) from None
 
 
 LEFT: list[Callable[[], str]] = []  # what is left of the run that this command trains, also when it has just ended

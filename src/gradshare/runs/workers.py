@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 DONE, FAILED, STOPPED = 0, 1, 3  # exit codes; any other, or a signal's number below 0: the process died
@@ -36,26 +39,53 @@ _is_worker = False
 def stops_go_to(handle: Callable[[int, object], None]) -> Iterator[dict[int, Any]]:
     """Within the block, `handle` gets Ctrl-C and SIGTERM; what got them before gets them after it.
 
-    Python calls a handler wherever it is. In a finaliser, or in a lock of an import, it only prints what `handle`
-    raises, and goes on: then the main thread gets the signal again, a moment later, also while it sleeps.
+    Python calls a handler wherever it is, and what `handle` raises does not always end the block. Inside an import it
+    may come out as another error, be dropped, or end the process in C++. In a finaliser Python only prints it, and goes
+    on. So the main thread gets the signal again, a moment later, until that is over; also while it sleeps.
     """
     wanted = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
-    before: dict[int, Any] = {number: signal.signal(number, handle) for number in wanted}
-    hook = sys.unraisablehook
+    hook, imports = sys.unraisablehook, _imports(sys._getframe())
 
-    def send_again(dropped: sys.UnraisableHookArgs) -> None:
-        if issubclass(dropped.exc_type, HardStop):
-            threading.Timer(0.01, signal.pthread_kill, (threading.main_thread().ident, wanted[0])).start()
+    def arrived(number: int, frame: FrameType | None) -> None:
+        if _imports(frame) > imports:
+            _send_again(number)
         else:
-            hook(dropped)
+            handle(number, frame)
 
-    sys.unraisablehook = send_again
+    def dropped(what: sys.UnraisableHookArgs) -> None:
+        if issubclass(what.exc_type, HardStop):
+            _send_again(wanted[0])
+        else:
+            hook(what)
+
+    before: dict[int, Any] = {number: signal.signal(number, arrived) for number in wanted}
+    sys.unraisablehook = dropped
     try:
         yield before
     finally:
         sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _send_again(number: int) -> None:
+    """Send a signal to the main thread in a moment."""
+
+    def send() -> None:
+        time.sleep(0.01)
+        signal.pthread_kill(main, number)
+
+    main = threading.get_ident()
+    _thread.start_new_thread(send, ())  # threading.Thread takes a lock, which the main thread may hold just now
+
+
+def _imports(frame: FrameType | None) -> int:
+    """How many calls of Python's import system a frame is in."""
+    found = 0
+    while frame is not None:
+        found += frame.f_code.co_filename.startswith("<frozen importlib")
+        frame = frame.f_back
+    return found
 
 
 @contextmanager
