@@ -32,7 +32,7 @@ def backend(
     if not compiled and (
         precision == "float32" or (precision == "bf16" and on_cpu and not kernels and is_plain_conv4(module))
     ):
-        return CpuConv4(module, adapted, torch.bfloat16 if precision == "bf16" else None)
+        return CpuConv4(module, adapted, any_layout, torch.bfloat16 if precision == "bf16" else None)
     if precision == "float32" or not kernels:
         from gradshare.engine.traced import Traced
 

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Size, Tensor, nn
+from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.autograd.function import once_differentiable
 from torch.fx import GraphModule, Node
@@ -39,13 +39,12 @@ from gradshare.errors import UserError
 from gradshare.method.adapt import gradients_of
 from gradshare.method.episodes import tensors_of
 from gradshare.method.losses import Loss, task_losses
-from gradshare.method.rules import Rule, Tree, Weights
+from gradshare.method.rules import Rule, Weights
 
 Kind = Literal["gradient", "product", "both", "scores"]
 Program = Callable[[list[Tensor]], list[Tensor]]
 MEANING = {"gradient": "an inner step", "product": "its second derivative", "scores": "the query losses"}
 
-ALL = "weights"  # the one name under which an inner rule sees all weights
 MOST_IN_PROGRAMS = 2**24  # weights: our programs for inner rules add up their parts in one block of a GPU
 
 # What PyTorch's partitioner would keep rather than compute again: three times the memory of convolutions alone.
@@ -74,13 +73,15 @@ class Scores(NamedTuple):
 
 
 class Traced(VmapBackend):
-    """Any module in one precision; weights by their names.
+    """Any module in one precision.
 
     Args:
         low: type of the operands of convolutions and products; None: that of the weights.
         tf32: whether a GPU may compute products of float32 in TF32.
         any_layout: whether the inner rule accepts all weights as one vector.
     """
+
+    channels_last = True
 
     def __init__(
         self,
@@ -90,28 +91,10 @@ class Traced(VmapBackend):
         tf32: bool = False,
         any_layout: bool = False,
     ) -> None:
-        super().__init__(module, adapted)
+        super().__init__(module, adapted, any_layout)
         self.low, self.tf32 = low, tf32
-        weights = {name: module.get_parameter(name) for name in adapted}
-        self._kinds = {(weight.dtype, weight.device.type) for weight in weights.values()}
-        in_one = any_layout and len(self._kinds) == 1
-        self._vector = Vector({name: weight.shape for name, weight in weights.items()}) if in_one else None
         if low is not None:
             self._functions, self._promotes = forms(low), True
-
-    def start(self, params: Mapping[str, Tensor]) -> Weights:
-        named = super().start(params)
-        return named if self._vector is None else {ALL: self._vector.pack(named)}
-
-    def by_name(self, fast: Weights) -> Weights:
-        return fast if self._vector is None else self._vector.unpack(fast[ALL])
-
-    def pack(self, tree: Tree) -> Tree:
-        vector = self._vector
-        return tree if vector is None else packed_tree(tree, vector.shapes, vector.sizes, vector.pack)
-
-    def unpack(self, tree: Tree) -> Tree:
-        return tree if self._vector is None else unpacked_tree(tree, self._vector.unpack)
 
     def rule(self, rule: Rule, one_process: bool) -> Rule:
         """The rule, by our fused programs where a GPU has all tasks."""
@@ -124,7 +107,7 @@ class Traced(VmapBackend):
         return with_programs(rule)
 
     def forward(self, fast: Mapping[str, Tensor], shared: Mapping[str, Tensor], x: Any, inner: bool) -> Tensor:
-        outputs = super().forward(self.by_name(fast), shared, x, inner)
+        outputs = super().forward(fast, shared, x, inner)
         return outputs if self.low is None else outputs.to(next(iter(fast.values())).dtype)
 
     def gradients(self, fast: Weights, shared: Weights, batch: Batch, create_graph: bool) -> Weights:
@@ -443,58 +426,3 @@ def _products(tf32: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
-
-
-class Vector:
-    """Weights one after the other, then zeros up to a multiple of 16, at which the vector of the next task begins.
-
-    Filters have their channels last, as convolutions take them.
-
-    Args:
-        shapes: of the weights, without the task axis.
-    """
-
-    def __init__(self, shapes: Mapping[str, Size]) -> None:
-        self.shapes = shapes
-        self.sizes = [shape.numel() for shape in shapes.values()]
-        self._zeros = -sum(self.sizes) % 16
-        self.sizes[-1] += self._zeros
-
-    def pack(self, weights: Weights) -> Tensor:  # {name: [..., *shape]} -> [..., P]
-        parts = [(weights[name], len(shape)) for name, shape in self.shapes.items()]
-        flat = [(w.movedim(-3, -1) if dims == 4 else w).flatten(w.dim() - dims) for w, dims in parts]
-        return torch.cat([*flat, flat[0].new_zeros(*flat[0].shape[:-1], self._zeros)], -1)
-
-    def unpack(self, packed: Tensor) -> dict[str, Tensor]:
-        parts = zip(self.shapes.items(), packed.split(self.sizes, -1), strict=True)
-        return {name: _in_shape(part, shape) for (name, shape), part in parts}
-
-
-def _in_shape(part: Tensor, shape: Size) -> Tensor:
-    part = part[..., : shape.numel()]
-    if len(shape) != 4:
-        return part.view(*part.shape[:-1], *shape)
-    outputs, inputs, height, width = shape
-    return part.view(*part.shape[:-1], outputs, height, width, inputs).movedim(-1, -3)
-
-
-def packed_tree(tree: Tree, shapes: Mapping[str, Size], sizes: list[int], pack: Callable[[Weights], Tensor]) -> Tree:
-    """A rule's learned values or memory, those that belong to weights in one vector.
-
-    Args:
-        sizes: how many elements of the vector each weight has.
-    """
-    if set(tree) != set(shapes):
-        return {n: packed_tree(v, shapes, sizes, pack) if isinstance(v, dict) else v for n, v in tree.items()}
-    if all(tree[name].shape[-len(shape) :] == shape for name, shape in shapes.items()):
-        return {ALL: pack(tree)}
-    # a value for each weight tensor, [...]: the same for all its elements
-    spread = [tree[name].unsqueeze(-1) for name in shapes]
-    return {ALL: torch.cat([v.expand(*v.shape[:-1], n) for v, n in zip(spread, sizes, strict=True)], -1)}
-
-
-def unpacked_tree(tree: Tree, unpack: Callable[[Tensor], Tree]) -> Tree:
-    """The reverse of `packed_tree`, for a memory."""
-    if set(tree) == {ALL}:
-        return unpack(tree[ALL])
-    return {n: unpacked_tree(v, unpack) if isinstance(v, dict) else v for n, v in tree.items()}

@@ -10,14 +10,14 @@ from __future__ import annotations
 import copy
 import inspect
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
@@ -40,6 +40,7 @@ BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 INSTANCE_NORMS = nn.modules.instancenorm._InstanceNorm
 DROPOUTS = nn.modules.dropout._DropoutNd
 FUNCTIONS = {**REPLACED, **RECURRENT}
+ALL = "weights"  # the one name under which an inner rule sees all weights
 
 
 def prepare(model: nn.Module) -> nn.Module:
@@ -124,14 +125,25 @@ def given(x: Inputs, mask: Tensor | None = None) -> Given:
 
 
 class VmapBackend:
-    """Any module, by PyTorch's operations; weights by their names.
+    """Any module, by PyTorch's operations.
 
     Args:
+        any_layout: whether the inner rule accepts all weights as one vector. Then it gets them so, if they are of one
+            type: a few large operations in place of some for each weight.
         fixed_norms: the module comes from `with_fixed_norms`, and its running statistics are among the weights.
     """
 
-    def __init__(self, module: nn.Module, adapted: tuple[str, ...], fixed_norms: bool = False) -> None:
+    # The order of filters in the vector. A user's module may take a view of its filters, which needs them as they are.
+    channels_last = False
+
+    def __init__(
+        self, module: nn.Module, adapted: tuple[str, ...], any_layout: bool = False, fixed_norms: bool = False
+    ) -> None:
         self.module, self.adapted = module, adapted
+        weights = {name: module.get_parameter(name) for name in adapted} if any_layout else {}
+        self._kinds = {(weight.dtype, weight.device.type) for weight in weights.values()}
+        shapes = {name: weight.shape for name, weight in weights.items()}
+        self._vector = Vector(shapes, self.channels_last) if len(self._kinds) == 1 else None
         self._fixed_norms = fixed_norms
         self._functions: dict[Any, Any] = {**FUNCTIONS, **FIXED_NORMS} if fixed_norms else FUNCTIONS
         self._promotes = False  # whether activations may have another type than weights
@@ -139,15 +151,18 @@ class VmapBackend:
         self._has_run = self._keeps_apart = False  # what needs to be looked at once alone
 
     def start(self, params: Mapping[str, Tensor]) -> Weights:
-        return {name: params[name] for name in self.adapted if name in params}  # a task may have others of its own
+        named = {name: params[name] for name in self.adapted if name in params}  # a task may have others of its own
+        return named if self._vector is None else {ALL: self._vector.pack(named)}
 
     def by_name(self, fast: Weights) -> Weights:
-        return fast
+        return fast if self._vector is None else self._vector.unpack(fast[ALL])
 
     def pack(self, tree: Tree) -> Tree:
-        return tree
+        vector = self._vector
+        return tree if vector is None else packed_tree(tree, vector.shapes, vector.sizes, vector.pack)
 
-    unpack = pack
+    def unpack(self, tree: Tree) -> Tree:
+        return tree if self._vector is None else unpacked_tree(tree, self._vector.unpack)
 
     def rule(self, rule: Rule, one_process: bool) -> Rule:
         return rule
@@ -160,12 +175,13 @@ class VmapBackend:
 
     def forward(
         self,
-        fast: Mapping[str, Tensor],  # {name: [tasks, *shape]}: one value per task
+        fast: Mapping[str, Tensor],  # in this network's layout: one value per task
         shared: Mapping[str, Tensor],  # {name: [*shape]}: the same value for all tasks
         x: Any,
         inner: bool,
     ) -> Tensor:  # [tasks, n, ...]
         """Run the module on each task's inputs with that task's weights."""
+        fast = self.by_name(fast)
         if x.mask is not None and not self._keeps_apart:
             self._check_apart(fast, shared, x)
         return self._run(fast, shared, x)[0]
@@ -289,6 +305,61 @@ class VmapBackend:
                     " that padding would change the results: masks cannot be used with it; take tasks of equal size"
                 )
         self._keeps_apart = n > 1
+
+
+class Vector:
+    """Weights one after the other, then zeros up to a multiple of 16, at which the vector of the next task begins.
+
+    Args:
+        shapes: of the weights, without the task axis.
+        channels_last: the order of filters in memory, as fast convolutions take them.
+    """
+
+    def __init__(self, shapes: Mapping[str, Size], channels_last: bool) -> None:
+        self.shapes, self._channels_last = shapes, channels_last
+        self.sizes = [shape.numel() for shape in shapes.values()]
+        self._zeros = -sum(self.sizes) % 16
+        self.sizes[-1] += self._zeros
+
+    def pack(self, weights: Weights) -> Tensor:  # {name: [..., *shape]} -> [..., P]
+        parts = [(weights[name], len(shape)) for name, shape in self.shapes.items()]
+        flat = [(w.movedim(-3, -1) if self._moves(dims) else w).flatten(w.dim() - dims) for w, dims in parts]
+        return torch.cat([*flat, flat[0].new_zeros(*flat[0].shape[:-1], self._zeros)], -1)
+
+    def unpack(self, packed: Tensor) -> dict[str, Tensor]:
+        parts = zip(self.shapes.items(), packed.split(self.sizes, -1), strict=True)
+        return {name: self._in_shape(part[..., : shape.numel()], shape) for (name, shape), part in parts}
+
+    def _in_shape(self, part: Tensor, shape: Size) -> Tensor:
+        if not self._moves(len(shape)):
+            return part.view(*part.shape[:-1], *shape)
+        outputs, inputs, height, width = shape
+        return part.view(*part.shape[:-1], outputs, height, width, inputs).movedim(-1, -3)
+
+    def _moves(self, dims: int) -> bool:
+        return self._channels_last and dims == 4
+
+
+def packed_tree(tree: Tree, shapes: Mapping[str, Size], sizes: list[int], pack: Callable[[Weights], Tensor]) -> Tree:
+    """A rule's learned values or memory, those that belong to weights in one vector.
+
+    Args:
+        sizes: how many elements of the vector each weight has.
+    """
+    if set(tree) != set(shapes):
+        return {n: packed_tree(v, shapes, sizes, pack) if isinstance(v, dict) else v for n, v in tree.items()}
+    if all(tree[name].shape[-len(shape) :] == shape for name, shape in shapes.items()):
+        return {ALL: pack(tree)}
+    # a value for each weight tensor, [...]: the same for all its elements
+    spread = [tree[name].unsqueeze(-1) for name in shapes]
+    return {ALL: torch.cat([v.expand(*v.shape[:-1], n) for v, n in zip(spread, sizes, strict=True)], -1)}
+
+
+def unpacked_tree(tree: Tree, unpack: Callable[[Tensor], Tree]) -> Tree:
+    """The reverse of `packed_tree`, for a memory."""
+    if set(tree) == {ALL}:
+        return unpack(tree[ALL])
+    return {n: unpacked_tree(v, unpack) if isinstance(v, dict) else v for n, v in tree.items()}
 
 
 def _tied(module: nn.Module) -> dict[str, str]:

@@ -29,15 +29,12 @@ class CpuConv4(VmapBackend):
         low: type of the operands of convolutions after the first block; None: that of the weights.
     """
 
-    def __init__(self, module: nn.Module, adapted: tuple[str, ...], low: torch.dtype | None = None) -> None:
-        super().__init__(module, adapted)
+    def __init__(
+        self, module: nn.Module, adapted: tuple[str, ...], any_layout: bool = False, low: torch.dtype | None = None
+    ) -> None:
+        self.channels_last = type(module) is Conv4
+        super().__init__(module, adapted, any_layout)
         self.low = low
-
-    def start(self, params: Mapping[str, Tensor]) -> Weights:
-        weights = super().start(params)
-        if type(self.module) is not Conv4:
-            return weights
-        return {name: in_memory_order(weight) for name, weight in weights.items()}
 
     def inputs(self, x: Inputs, mask: Tensor | None = None) -> Given | Images:
         if isinstance(x, Tensor) and is_plain_conv4(self.module):
@@ -51,10 +48,11 @@ class CpuConv4(VmapBackend):
             return super().forward(fast, shared, x, inner)
         assert isinstance(self.module, Conv4)
         same = {**dict(self.module.named_parameters()), **shared}  # a weight that is not trained is in neither
-        if has_zero_gain({**same, **fast}):
+        own = self.by_name(fast)
+        if has_zero_gain({**same, **own}):
             return super().forward(fast, shared, Given(x.x), inner)
-        weights = {name: weight.expand(len(x.x), *weight.shape) for name, weight in same.items() if name not in fast}
-        return forward(self.module, {**weights, **fast}, x, self.low)
+        weights = {name: weight.expand(len(x.x), *weight.shape) for name, weight in same.items() if name not in own}
+        return forward(self.module, {**weights, **own}, x, self.low)
 
 
 def check_images(module: Conv4, x: Tensor) -> None:  # [tasks, n, C, H, W]
@@ -77,11 +75,6 @@ def has_zero_gain(weights: Mapping[str, Tensor]) -> bool:
     return any((w == 0).any() for name, w in weights.items() if name.startswith("norms") and name.endswith("weight"))
 
 
-def in_memory_order(w: Tensor) -> Tensor:
-    """Return the same weight; filters [O, C, 3, 3] with channels last, as convolutions read and return them."""
-    return w.contiguous(memory_format=torch.channels_last) if w.dim() == 4 and w.is_cpu else w
-
-
 def forward(  # [tasks, n, ways]
     module: Conv4, weights: Mapping[str, Tensor], images: Images, low: torch.dtype | None = None
 ) -> Tensor:
@@ -91,7 +84,7 @@ def forward(  # [tasks, n, ways]
     x = images.folded
     for layer, norm in enumerate(module.norms):
         assert isinstance(norm, nn.BatchNorm2d)
-        filters = weights[f"convs.{layer}.weight"].flatten(0, 1)
+        filters = weights[f"convs.{layer}.weight"].movedim(2, -1).flatten(0, 1).movedim(-1, 1)  # channels last
         gain, bias = (weights[f"norms.{layer}.{part}"].flatten() for part in ("weight", "bias"))
         if (gain < 0).any():  # pooling comes before the gain, so the gain must not reverse the order of elements
             sign = torch.where(gain < 0, -1.0, 1.0).to(gain.dtype)

@@ -18,7 +18,7 @@ from gradshare.engine.conv4.triton.first_block import Patches, patches
 from gradshare.engine.conv4.triton.network import Part, Plan, network
 from gradshare.engine.conv4.triton.programs import with_programs
 from gradshare.engine.networks import Conv4
-from gradshare.engine.traced import ALL, packed_tree, unpacked_tree
+from gradshare.engine.vmapped import ALL, packed_tree, unpacked_tree
 from gradshare.errors import UserError
 from gradshare.method.episodes import Inputs
 from gradshare.method.rules import InnerStep, Moved, Rule, Tree, Weights
