@@ -58,7 +58,6 @@ SHARING: dict[str, Any] = {
     "memory only, tensor": gs.MemoryOnly("tensor"),
     "conditioned, global": gs.GradientSharing("global", conditioned=True),
     "conditioned, tensor": gs.GradientSharing("tensor", conditioned=True),
-    "sharing, then momentum": gs.chain(gs.GradientSharing(), gs.momentum(0.9)),
     **{arm: first_link(arm, "tensor") for arm in ("shared-tensor-gates", "additive", "mean-length", "length-keeping")},
     **{arm: first_link(arm) for arm in ("tensor-gates", "retrieval", "not-first", "not-last")},
 }
@@ -161,9 +160,12 @@ def core(group: gs.Group, every: bool) -> dict[str, dict[str, Tensor]]:
         for sharing in SHARING:
             if every or algorithm == "maml" or sharing == "global":
                 found[f"step: {algorithm}, {sharing}"] = one_step(learner_of(algorithm, sharing), group)
-    for sharing in SHARING if every else ("global", "sharing, then momentum"):  # in one process all tasks at once
-        alone = group.size == 1
-        found[f"parts: {sharing}"] = one_step(learner_of("maml++", sharing), group, None if alone else 1)
+    for algorithm, sharing in [
+        ("momentum", "global"),
+        *(("maml++", name) for name in SHARING if every or name == "global"),
+    ]:
+        alone = group.size == 1  # in one process all tasks at once
+        found[f"parts: {algorithm}, {sharing}"] = one_step(learner_of(algorithm, sharing), group, None if alone else 1)
     iterations = 20 if every else 3
     long = [name for name in ALGORITHMS if "," not in name and name not in ROUGH]
     for algorithm in long if every else ["maml++"]:
