@@ -91,10 +91,13 @@ def all_names(app: Sphinx, page: str, content: list[str]) -> None:
     if page != "api":
         return
     left = dict.fromkeys(gradshare.__all__)
+    overview, sections = "\n| for | names |\n|---|---|\n", ""
     for title, modules in GROUPS.items():
         chosen = sorted((name for name in left if HOME[name] in modules or not modules), key=place)
-        content[0] += f"\n## {title}\n\n```{{eval-rst}}\n" + "\n".join(map(directive, chosen)) + "\n```\n"
+        overview += f"| {title} | " + ", ".join(f"{{py:obj}}`~gradshare.{name}`" for name in chosen) + " |\n"
+        sections += f"\n## {title}\n\n```{{eval-rst}}\n" + "\n".join(map(directive, chosen)) + "\n```\n"
         left = {name: None for name in left if name not in chosen}
+    content[0] += overview + sections
 
 
 def place(name: str) -> tuple[str, int]:
