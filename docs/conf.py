@@ -46,6 +46,7 @@ nb_execution_mode = "cache"  # again only where the code has changed: docs/_buil
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+nb_code_prompt_show, nb_code_prompt_hide = "Show the code", "Hide the code"
 nb_render_markdown_format = "myst"
 
 autodoc_member_order = "bysource"
