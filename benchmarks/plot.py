@@ -3,7 +3,8 @@
     python benchmarks/plot.py
 
 `NAME.json` gives table NAME and figure roofline-NAME; all `NAME-sweep-*.json` give figure cost-NAME. Each is written
-between `<!-- table NAME -->` or `<!-- figure NAME -->` and `<!-- end -->`. `<!-- counts -->` gets operations and bytes.
+between `<!-- table NAME -->` or `<!-- figure NAME -->` and `<!-- end -->`. `<!-- counts -->` gets operations and bytes,
+`<!-- table main -->` what readers ask first: MAML beside the faster of the other libraries.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ def main(words: list[str] | None = None) -> None:
     figures = dict(draw(found))
     for name, figure in figures.items():
         (given.docs / f"{name}.svg").write_bytes(image(figure, "svg"))
-    blocks = {"counts": counts()}
+    blocks = {
+        "counts": counts(),
+        "table main": beside_the_libraries(one for one in found.values() if one.sweep is None),
+    }
     blocks |= {
         f"table {name}": f"{markdown_table(results)}\n\n{_list(notes(results))}" for name, results in found.items()
     }
@@ -69,6 +73,28 @@ def fill(page: Path, blocks: dict[str, str]) -> None:
     text = page.read_text(encoding="utf-8")
     pattern = r"<!-- ((?:table|figure) [\w-]+|counts) -->\n.*?<!-- end -->"
     page.write_text(re.sub(pattern, filled, text, flags=re.DOTALL), encoding="utf-8")
+
+
+def beside_the_libraries(found: Iterable[Results]) -> str:
+    """Return milliseconds of MAML at each setting with the fastest of our engines, and those of the faster library."""
+    lines = ["| setting | gradshare | gradshare, with sharing | faster library | Ratio |", "|---|---:|---:|---:|---:|"]
+    for results in sorted(found, key=lambda results: results.machine.cuda is None):  # GPUs first
+        for shape in dict.fromkeys(m.case.shape for m in results.measurements if m.case.library in RIVALS):
+            here = [m for m in results.measurements if m.case.shape == shape]
+            best = {m.case.what: m for m in sorted(here, key=lambda m: -m.milliseconds)}  # the fastest comes last
+            rival = results.fastest_rival(here[0].case)
+            if rival is not None and {"maml", "maml+gs"} <= best.keys():
+                case, machine = rival.case, results.machine
+                where = (
+                    f"{machine.threads} CPU cores" if case.device == "cpu" else machine.device.removeprefix("NVIDIA ")
+                )
+                where += f": {case.tasks} task{'s' if case.tasks > 1 else ''}"
+                times = [one.milliseconds for one in (best["maml"], best["maml+gs"], rival)]
+                ratio = times[2] / times[0]
+                cells = [f"{where}, {case.shots}-shot, {case.image[1]}x{case.image[2]}", *map(short, times)]
+                cells += [f"{ratio:.0f}" if ratio > 10 else f"{ratio:.1f}"]
+                lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def counts() -> str:

@@ -46,6 +46,7 @@ nb_execution_mode = "cache"  # again only where the code has changed: docs/_buil
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+nb_code_prompt_show, nb_code_prompt_hide = "Show the code", "Hide the code"
 nb_render_markdown_format = "myst"
 
 autodoc_member_order = "bysource"
@@ -91,10 +92,13 @@ def all_names(app: Sphinx, page: str, content: list[str]) -> None:
     if page != "api":
         return
     left = dict.fromkeys(gradshare.__all__)
+    overview, sections = "\n| for | names |\n|---|---|\n", ""
     for title, modules in GROUPS.items():
         chosen = sorted((name for name in left if HOME[name] in modules or not modules), key=place)
-        content[0] += f"\n## {title}\n\n```{{eval-rst}}\n" + "\n".join(map(directive, chosen)) + "\n```\n"
+        overview += f"| {title} | " + ", ".join(f"{{py:obj}}`~gradshare.{name}`" for name in chosen) + " |\n"
+        sections += f"\n## {title}\n\n```{{eval-rst}}\n" + "\n".join(map(directive, chosen)) + "\n```\n"
         left = {name: None for name in left if name not in chosen}
+    content[0] += overview + sections
 
 
 def place(name: str) -> tuple[str, int]:

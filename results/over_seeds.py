@@ -1,4 +1,4 @@
-"""The tables and figures of docs/results.md, and the short table of README.md and docs/index.md, from the runs here.
+"""The tables and figures of docs/results.md, and the short table of README.md, from the runs here.
 
     python results/over_seeds.py
 
@@ -28,7 +28,7 @@ from gradshare.reports.statistics import Spread, reached, spread
 from gradshare.runs.folder import RunFolder
 
 ROOT = RESULTS.parent
-PAGES = tuple(ROOT / name for name in ("docs/results.md", "docs/index.md", "README.md"))
+PAGES = tuple(ROOT / name for name in ("docs/results.md", "README.md"))
 NAMES = {"shared": "sharing"}
 DATA = {"cub": "CUB", "mini": "MiniImagenet"}
 ARMS = ("original", "shared", "gate-only")
@@ -225,7 +225,7 @@ def state(kept: Kept) -> str:
 
 
 def short(kept: Kept) -> str:
-    """The table of the first pages."""
+    """The table of the first page."""
     rows = []
     for one in _at_the_normal_rate(kept, tasks=(5,)):
         at = _common_level(one)

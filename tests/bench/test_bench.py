@@ -340,19 +340,23 @@ def test_the_gpu_script_writes_after_every_case_and_names_what_it_leaves_out(
 def test_the_document_gets_its_tables_and_figures_from_results(tmp_path: Path) -> None:
     plot = script("plot")
     (tmp_path / "results").mkdir()
-    example().save(tmp_path / "results" / "h200.json")
+    results = example()
+    results.measurements.append(measured(Case(device="cuda", engine="graph", precision="bf16", arm="original"), 8))
+    results.save(tmp_path / "results" / "h200.json")
     sweep = example("shots")
     sweep.save(tmp_path / "results" / "h200-sweep-shots.json")
     page = tmp_path / "performance.md"
     page.write_text(
         "before\n<!-- table h200 -->\nold\n<!-- end -->\n<!-- table cpu -->\n<!-- end -->\n"
+        "<!-- table main -->\n<!-- end -->\n"
         "<!-- counts -->\n<!-- end -->\n<!-- figure cost-h200 -->\n<!-- end -->\nafter\n"
     )
     plot.main(["--results", str(tmp_path / "results"), "--docs", str(tmp_path)])
     text = page.read_text()
     assert text.startswith("before\n<!-- table h200 -->\n") and text.endswith("after\n") and "old" not in text
-    assert markdown_table(example()) in text and "out of memory" in text
+    assert markdown_table(results) in text and "out of memory" in text
     assert "Not measured yet" in text.split("table cpu")[1] and text.count("Not measured") == 1
+    assert text.count("| a card: 5 tasks, 5-shot, 84x84 | 8 | 10 | 200 | 25 |") == 1  # the sweep is not there
     assert "(cost-h200.svg)" in text and "| 5task-5shot | maml | 0.705 |" in text
     for name in ("roofline-h200.svg", "cost-h200.svg"):
         drawn = (tmp_path / name).read_text()

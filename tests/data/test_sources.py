@@ -207,7 +207,7 @@ def test_hdf5_without_h5py_says_what_to_install(
 ) -> None:
     folder = as_hdf5(mini_arrays_of(small("mini")), tmp_path / "miniimagenet")
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(gs.UserError, match=r"pip install gradshare\[hdf5\]"):
+    with pytest.raises(gs.UserError, match=r"pip install 'gradshare\[hdf5\]"):
         build("mini", [folder], tmp_path / "store")
 
 

@@ -170,7 +170,7 @@ class Workers:
     retries: int = 2
     """How often a run whose worker was killed goes on from its last checkpoint."""
     engine: Literal["local", "ray"] = "local"
-    """This machine, or a Ray cluster (pip install gradshare[ray]) whose machines share the disk."""
+    """This machine, or a Ray cluster (pip install 'gradshare[ray]') whose machines share the disk."""
     address: Annotated[str | None, Parameter(env_var="RAY_ADDRESS")] = None
     """The Ray cluster, as auto or HOST:PORT; without it Ray is started on this machine."""
     cpus: float = 1

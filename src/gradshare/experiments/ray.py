@@ -113,4 +113,4 @@ def _import_ray() -> Any:
     try:
         return import_module("ray")
     except ImportError:
-        raise UserError("--engine ray needs Ray: pip install gradshare[ray]") from None
+        raise UserError("--engine ray needs Ray: pip install 'gradshare[ray]'") from None

@@ -1,7 +1,7 @@
 """MiniImagenet, in any of the forms in which it is passed around; an archive may also hold only a part of it.
 
 - `mini-imagenet-cache-{train,val,test}.pkl`, the published pickles;
-- `{train,val,test}_data.hdf5`, as Torchmeta writes them (needs `pip install gradshare[hdf5]`);
+- `{train,val,test}_data.hdf5`, as Torchmeta writes them (needs `pip install 'gradshare[hdf5]'`);
 - `{train,val,test}.csv` by Ravi, and the images that they name;
 - class folders `<split>/<wnid>/*` or `<wnid>/*`.
 """
@@ -178,7 +178,7 @@ def hdf5(archive: Archive, member: str) -> dict[str, Block]:
     try:
         h5py = import_module("h5py")
     except ImportError:
-        raise UserError("reading HDF5 files needs h5py: pip install gradshare[hdf5]") from None
+        raise UserError("reading HDF5 files needs h5py: pip install 'gradshare[hdf5]'") from None
     stream = archive.open_stream(member)
     limit = max(MAX_SMALL, MAX_RATIO * stream.seek(0, 2))
     with reading(f"{member} is not an HDF5 file of MiniImagenet"):
