@@ -172,7 +172,7 @@ def user_cases(context: Context) -> list[Case]:
 
 
 def method_cases(context: Context) -> list[Case]:
-    methods = ("maml", "anil", "boil", "adaptnorm")
+    methods = ("maml", "anil", "boil", "adaptnorm", "momentum", "sparsemaml")  # the last two: at most 1.3 times maml
     return [case_of(context, "conv4", 5, 5, method=method, **best(context)) for method in methods]
 
 
