@@ -142,6 +142,12 @@ def test_every_method_trains(blobs: Path, tmp_path: Path, method: str) -> None:
     assert METHODS[method] in (tmp_path / "report.html").read_text()
 
 
+def test_reptile_is_compared_at_other_rates(blobs: Path, tmp_path: Path) -> None:
+    arms = ["--arms", "original", "half-rate"]
+    call("compare", "--dataset", blobs, *SMALL, "--epochs", 1, "--method", "reptile", *arms, "--out", tmp_path)
+    assert [options_in(tmp_path / arm)["inner_lr"] for arm in ("original", "half-rate")] == [0.1, 0.05]
+
+
 def test_what_is_adapted_and_where_the_head_starts_are_recorded(blobs: Path, tmp_path: Path) -> None:
     words = ["--dataset", blobs, *SMALL, "--epochs", 1, "--iterations", 2, "--method", "metasgd"]
     call("train", *words, "--adapt", "convs.0,head", "--head-start", "zero", "--out", tmp_path / "run")
@@ -340,6 +346,8 @@ def test_a_comparison_and_a_grid_with_workers(blobs: Path, tmp_path: Path) -> No
         ("compare --arms --out x", "--arms"),
         ("compare --arms frobnicate --out x", "frobnicate"),
         ("compare --jobs -1 --out x", "jobs"),
+        ("compare --dataset BLOBS --method reptile --out x", "its arm is original"),
+        ("compare --dataset BLOBS --adapt heads --out x", "chooses no weight to adapt"),
         ("test nowhere", "nowhere"),
         ("test nowhere --tasks 1", "2"),
         ("export nowhere x --epoch 0", "epoch"),

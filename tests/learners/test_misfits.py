@@ -70,6 +70,15 @@ def test_inputs_of_another_type_than_the_weights(kind: torch.dtype) -> None:
     assert f"inputs of type {str(kind).removeprefix('torch.')} with weights of type float32" in message
 
 
+@pytest.mark.parametrize("kinds", [("float32", "float64"), ("float64", "float32")])
+def test_inputs_of_another_type_than_a_convolution(kinds: tuple[str, str]) -> None:
+    weights, inputs = (getattr(torch, kind) for kind in kinds)
+    learner = gs.maml(nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(6, 2)).to(weights))
+    x = batch(kind=inputs).support_x.unsqueeze(2)
+    message = refusal(lambda: learner.adapt(learner.init(0), x, CLASSES))
+    assert f"inputs of type {kinds[1]} with weights of type {kinds[0]}" in message
+
+
 def test_adapting_checks_its_examples_and_predicting_its_weights() -> None:
     learner, episodes = linear(), batch()
     state, (x, y) = learner.init(0), (episodes.support_x, episodes.support_y)

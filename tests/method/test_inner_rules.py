@@ -164,6 +164,7 @@ def test_the_chain_is_sharing_inner_preconditioner_rate() -> None:
     first = gs.first_order_maml(net(), sharing=gs.GradientSharing(), inner="momentum:0.5").rule.links
     assert [type(link).__name__ for link in first] == ["StopGradient", "GradientSharing", "Momentum", "Scale"]
     assert first[2] == gs.momentum(0.5) and gs.anil(net(), inner="adam").rule.links[0] == gs.adam()
+    assert gs.maml(net(), inner=["momentum:0.5", gs.adam()]).rule.links[:2] == (gs.momentum(0.5), gs.adam())
     assert gs.maml_plus_plus(net(), inner=gs.chain(*inner)).at(0).rule.links[:2] == tuple(inner)
     assert type(gs.alfa(net(), inner="momentum").rule.links[-1]).__name__ == "Alfa"
 

@@ -20,7 +20,6 @@ from gradshare.cli.waiting import load_data, says_how_to_go_on, typed_command
 from gradshare.errors import MOST_SEED, UserError, check_range, say
 from gradshare.experiments.presets import IMAGE, Experiment, described, matches, preset, select
 from gradshare.files import tidy
-from gradshare.method.variants import first_link, imported
 from gradshare.runs.config import MAY_GROW, Log, RunConfig, with_arm
 from gradshare.runs.folder import merge_with_saved
 from gradshare.runs.workers import one_of_several
@@ -319,14 +318,16 @@ def _with_threads(cells: Iterable[Cell], threads: int) -> list[Cell]:
 
 
 def _check_before_training(cells: Sequence[Cell], own: Sequence[str]) -> None:
-    """Find what is missing, and build what is built in, once, before several processes need it."""
-    backbone, start = cells[0].config.backbone, cells[0].config.start
-    for name in own:
-        imported("backbone", name, own) if name == backbone else first_link(name, allowed=own)
+    """Find what is missing or cannot be trained, and build the data, once, before several processes need it."""
+    from gradshare.runs.build import learner_of_shapes
+
+    start = cells[0].config.start
     if start is not None and not Path(start).is_file():
         raise UserError(f"there is no file {start} with weights to start from")
-    for dataset, pixels in dict.fromkeys((cell.config.dataset, cell.config.pixels) for cell in cells):
-        load_data(dataset, pixels)
+    named = [(cell.config.dataset, cell.config.pixels) for cell in cells]
+    images = {names: load_data(*names).image for names in dict.fromkeys(named)}
+    for cell, names in zip(cells, named, strict=True):
+        learner_of_shapes(cell.config, images[names], own)
 
 
 def _train(

@@ -475,7 +475,7 @@ class _Replacing(TorchFunctionMode):
 def _of_other_types(error: Exception, x: Inputs, fast: Mapping[str, Tensor]) -> UserError | None:
     """What to say if it may be the types of inputs and weights that do not fit."""
     inputs, weights = (str(part.dtype).removeprefix("torch.") for part in (tensors_of(x)[0], next(iter(fast.values()))))
-    if inputs == weights or not any(sign in str(error) for sign in ("dtype", "scalar type", "data type")):
+    if inputs == weights or not any(sign in str(error) for sign in ("dtype", "scalar type", "data type", "Input type")):
         return None
     return UserError(f"the model cannot take inputs of type {inputs} with weights of type {weights}: convert one")
 

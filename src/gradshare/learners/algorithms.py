@@ -44,7 +44,7 @@ class FirstLink(Protocol):
 
 Sharing = FirstLink | Rule | str | None
 Adapt = str | Sequence[str] | Callable[[str], bool] | None
-Inner = Rule | Sequence[Rule] | str | None
+Inner = Rule | str | Sequence[Rule | str] | None
 
 
 def maml(
@@ -271,7 +271,10 @@ def reptile(
     adapted = _chosen(model, adapt_norm, adapt)
     learner = _learner("reptile", model, adapted, links, steps, loss, inner_loss, head_start, head, outer="reptile")
     if learned := flatten(learner.init().learned, "learned"):
-        raise UserError(f"reptile learns by the weights alone, so nothing would learn {', '.join(learned)}")
+        raise UserError(
+            f"reptile learns no gates or rates, so give no sharing (its arm is original): nothing would learn"
+            f" {', '.join(learned)}"
+        )
     if head_start == "zero" and set(adapted) <= set(learner.head):
         raise UserError("reptile learns what it adapts, and that is a head which is zero for every task")
     return learner
@@ -466,7 +469,8 @@ def _inner(inner: Inner, model: nn.Module, head: str | None) -> list[Rule]:
     """The links between sharing and the learning rate."""
     if inner is None:
         return []
-    rules = [inner_rule(inner)] if isinstance(inner, str) else inner if isinstance(inner, list | tuple) else [inner]
+    given = inner if isinstance(inner, list | tuple) else [inner]
+    rules = [inner_rule(one) if isinstance(one, str) else one for one in given]
     if not all(map(_is_rule, rules)):
         raise UserError(
             "inner is gs.momentum(0.9), gs.adam(), gs.head_rate(4), their name, your own rule, a list, or None,"
@@ -504,7 +508,10 @@ def _learner(
     named = () if head is None and head_start == "learned" else _under(model, head)  # a wrong name is always an error
     head_names = () if head_start == "learned" else named
     if head_start == "zero" and (still := [name for name in head_names if name not in adapted]):
-        raise UserError(f"head_start='zero' is never learned, so all of the head is adapted: add {', '.join(still)}")
+        raise UserError(
+            "head_start='zero' is never learned, so the inner loop has to adapt all of the head: it does not adapt"
+            f" {', '.join(still)}"
+        )
     owner = head_names[-1].rpartition(".")[0] if head_names else None
     all_names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     if kept := [name for name in all_names if name.rpartition(".")[0] == owner and name not in head_names]:

@@ -69,6 +69,12 @@ def build_learner(config: RunConfig, image: tuple[int, int, int], allowed: Conta
     )
 
 
+def learner_of_shapes(config: RunConfig, image: tuple[int, int, int], allowed: Container[str] = ()) -> Learner:
+    """The same learner for checks: without values, unless the network is the user's own code, which may need them."""
+    with torch.device("meta") if config.backbone in BACKBONES else nullcontext():
+        return build_learner(config, image, allowed)
+
+
 def _options(config: RunConfig) -> dict[str, Any]:
     """What the inner loop adapts and where it starts, as far as it is not by default."""
     adapt = None if config.adapt is None else [name.strip() for name in config.adapt.split(",")]
@@ -146,9 +152,7 @@ def check_memory_for(
     Counted is what every run keeps at the same time: the images of a batch, and the adapted weights of each task after
     each inner step.
     """
-    # Shapes alone of our networks. Code of the user's own may need values.
-    with torch.device("meta") if config.backbone in BACKBONES else nullcontext():
-        learner = build_learner(config, image, allowed)
+    learner = learner_of_shapes(config, image, allowed)
     weights = sum(learner.module.get_parameter(name).numel() for name in learner.adapted)
     batch = max(config.tasks, min(config.eval_batch, max(config.val_tasks, config.test_tasks)))
     images = batch * config.ways * (config.shots + config.queries) * math.prod(image)

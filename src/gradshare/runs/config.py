@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, get_type_hints
 from gradshare.errors import MOST, MOST_SEED, MOST_THREADS, UserError, check_range, short_repr
 from gradshare.files import add_checksum, reader, verify_checksum, written_by_newer
 from gradshare.learners.fingerprint import BUILT_IN
-from gradshare.method.variants import OWN, VARIANTS, parse_inner, variant
+from gradshare.method.variants import OWN, parse_inner, variant
 
 Log = Literal["tensorboard"]  # where else the numbers of a run go: `gradshare.runs.trackers`
 Method = Literal[
@@ -142,8 +142,6 @@ class RunConfig(Training):
             )
         if self.steps == 0 and self.method != "protomaml":
             raise UserError("steps is 0; it must be at least 1, but for the method protomaml")
-        if self.method == "reptile" and self.arm in VARIANTS and VARIANTS[self.arm].rule:
-            raise UserError(f"reptile has no gradient that could learn the gates of {self.arm}: its arm is original")
         if self.method == "reptile":
             object.__setattr__(self, "adapt_norm", True)  # always: it learns what it adapts, and nothing else
 
