@@ -88,7 +88,10 @@ def path_of(name: Any, what: str = "a folder") -> Path:
     """The path that a user gave as text or as a path."""
     if not isinstance(name, str | os.PathLike):
         raise UserError(f"{what} is named by text or a path, not {short_repr(name)}")
-    return Path(os.fsdecode(name))
+    path = Path(os.fsdecode(name))
+    if "\0" in str(path):
+        raise UserError(f"{what} cannot have the character \\0 in its name: {short_repr(str(path))}")
+    return path
 
 
 def short_repr(value: Any, longest: int = 60) -> str:

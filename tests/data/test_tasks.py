@@ -42,6 +42,11 @@ def as_tensors(x: Any, y: Any) -> Any:
     return torch.from_numpy(x), torch.from_numpy(y)
 
 
+def as_big_endian(x: Any, y: Any) -> Any:
+    """In the order of bytes that FITS and IDX files have."""
+    return x.astype(">f4"), y.astype(">i2")
+
+
 def as_dataset(x: Any, y: Any) -> Any:
     return TensorDataset(*as_tensors(x, y)), None
 
@@ -64,7 +69,7 @@ def as_read(x: Any, y: Any) -> Any:
     return Counted(x, y), None
 
 
-@pytest.mark.parametrize("form", [lambda x, y: (x, y), as_tensors, as_dataset, as_read])
+@pytest.mark.parametrize("form", [lambda x, y: (x, y), as_tensors, as_big_endian, as_dataset, as_read])
 def test_every_form_gives_the_same_tasks_with_labels_by_class(form: Callable[..., Any]) -> None:
     shape = Shape(ways=3, shots=2, queries=4)
     source = gs.tasks(*form(*marked()), splits=(5, 0, 5))
@@ -179,6 +184,7 @@ def test_a_group_is_a_task_and_its_targets_keep_their_meaning() -> None:
         (np.array([True, False] * 10), [1, 0], torch.int64),
         (torch.tensor([7, 3] * 10, dtype=torch.uint8), [7, 3], torch.int64),
         ([2.5, 1.0] * 10, [2.5, 1.0], torch.float32),
+        (np.array([2.5, 1.0] * 10, dtype=">f4"), [2.5, 1.0], torch.float32),
         (torch.tensor([2.5, 1.0] * 10, dtype=torch.float64), [2.5, 1.0], torch.float64),
     ],
 )

@@ -121,6 +121,8 @@ def picker(rows: NDArray[np.int64]) -> Callable[[Part], Tensor]:
 
 def as_tensor(value: Any) -> Tensor:
     """A tensor of an array or a number. NumPy makes float64 where nobody asked for it, so that becomes the default."""
+    if isinstance(value, np.ndarray) and not value.dtype.isnative:  # such as images of FITS or IDX files
+        value = value.astype(value.dtype.newbyteorder("="))
     tensor = torch.as_tensor(value)
     wide = tensor.dtype == torch.float64 and not isinstance(value, Tensor)
     return tensor.to(torch.get_default_dtype()) if wide else tensor

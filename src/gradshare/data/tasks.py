@@ -312,7 +312,7 @@ def _array(value: Any) -> Part:
         array = np.asarray(value)
         if array.ndim == 0:
             raise TypeError(f"it is {type(value).__name__}")
-        torch.as_tensor(array[:1].copy())
+        as_tensor(array[:1].copy())
     except (ValueError, TypeError) as error:
         raise UserError(f"x is an array of numbers, a tuple or dict of them, or a PyTorch Dataset: {error}") from None
     return array

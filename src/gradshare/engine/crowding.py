@@ -15,7 +15,7 @@ import threading
 import time
 
 INTERVAL = 0.5  # seconds
-CROWDED = 150  # switches a second in which the system takes a core away; alone 5 to 80, beside another run 250 and more
+CROWDED = 100  # switches a second in which the system takes a core away; alone 5 to 80, beside another run 140 and more
 
 
 def sleep_when_crowded(cores: int) -> None:

@@ -22,7 +22,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gradshare.errors import DamageWarning, UserError, out_of_memory
+from gradshare.errors import DamageWarning, UserError
 from gradshare.files import (
     NEW,
     parse_json,
@@ -229,15 +229,15 @@ class RunFolder:
         write_whole(self.path / CONFIG, options_text(options))
 
     @contextmanager
-    def remove_if_out_of_memory(self) -> Iterator[None]:
-        """Remove the folder of a new run that runs out of memory before its first checkpoint."""
+    def remove_if_nothing_to_resume(self) -> Iterator[None]:
+        """Remove the folder of a new run that fails before its first checkpoint: the next try may be another run."""
         new = not self.exists()
         with tidy(self.path):
             try:
                 yield
-            except Exception as error:
-                if new and out_of_memory(error) and not self.checkpoint_folder.exists():
-                    (self.path / CONFIG).unlink(missing_ok=True)
+            except Exception:
+                if new and self.exists() and not self.checkpoint_folder.exists():
+                    (self.path / CONFIG).unlink()
                 raise
 
     def check_not_diverged(self) -> None:

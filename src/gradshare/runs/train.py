@@ -196,7 +196,7 @@ def train(
     with ExitStack() as stack:
         group.from_first(lambda: stack.enter_context(locked(place)))
         if group.size == 1:
-            stack.enter_context(run.folder.remove_if_out_of_memory())
+            stack.enter_context(run.folder.remove_if_nothing_to_resume())
         run.open(options, resume)
         if group.first:
             name = str(options.get("arm", place.resolve().name))
