@@ -101,11 +101,24 @@ def test_cells_trained_together_are_those_trained_one_by_one(accelerate: ModuleT
     regimes, arm = accelerate.regimes, accelerate.regimes.Arm(rule)
     regime = regimes.tiny(regimes.KNOWN["sinusoid"])
     cells = [(0.5, 0), (2.0, 1), (1e9, 1)]  # the last one diverges: its steps are not taken
-    for cell, found in zip(cells, accelerate.together.train(regime, arm, cells), strict=True):
+    for cell, found in zip(cells, accelerate.together.train(regime, [(arm, *cell) for cell in cells]), strict=True):
         alone = dict(regimes.train_small(regime, arm, *cell))
         assert found.keys() == alone.keys()
         for name in alone.keys() - {"seconds"}:
             assert found[name] == pytest.approx(alone[name], rel=1e-4, nan_ok=True), (cell, name)
+
+
+def test_arms_of_one_program_are_trained_together(accelerate: ModuleType) -> None:
+    regimes, regime = accelerate.regimes, accelerate.regimes.tiny(accelerate.regimes.KNOWN["sinusoid"])
+    arms = [regimes.Arm(f"gate-only{more}") for more in ("", "/head4", "/zero-init/first", "/anil", "/boil/head0.5")]
+    assert len({arm.program for arm in arms}) == 1
+    assert arms[0].program not in {regimes.Arm(rule).program for rule in ("shared", "gate-only/zero", "original")}
+    cells = [(arm, rate, seed) for seed, (arm, rate) in enumerate(zip(arms, (1.0, 2.0, 1.0, 4.0, 1.0), strict=True))]
+    for cell, found in zip(cells, accelerate.together.train(regime, cells), strict=True):
+        alone = dict(regimes.train_small(regime, *cell))
+        assert {name: alone[name] for name in found if name != "seconds"} == pytest.approx(
+            {name: value for name, value in found.items() if name != "seconds"}, rel=1e-4
+        ), cell
 
 
 def test_a_cell_whose_first_step_is_not_taken_is_trained_from_the_second_on(accelerate: ModuleType) -> None:
@@ -113,7 +126,7 @@ def test_a_cell_whose_first_step_is_not_taken_is_trained_from_the_second_on(acce
     regime, arm, source = regimes.KNOWN["sinusoid"], regimes.Arm("original"), regimes.KNOWN["sinusoid"].source()
     learner = arm.learner(regime, regime.model(), 1.0)
     state = learner.init()
-    joint = accelerate.together.Joint(regime, [learner] * 2, [state] * 2, 1.0)
+    joint = accelerate.together.Joint(regime, arm, [learner] * 2, [state] * 2)
     good, other = (source.sample("train", regime.shape, 5, (0, 0, i)) for i in (1, 2))
     bad = dataclasses.replace(good, query_y=good.query_y * float("inf"))
     joint.step([bad, good])
