@@ -196,7 +196,10 @@ def advance_regime(name: str, given: argparse.Namespace, pool: ProcessPoolExecut
                 append(path, cell, results[same_training(cell)])
             continue
         begun = failed.union(*running.values())
-        left = [cell for cell in waiting if cell not in begun]
+        twins = {
+            cell for cell in waiting if same_training(cell) != cell and same_training(cell) in begun.union(waiting)
+        }
+        left = [cell for cell in waiting if cell not in begun | twins]
         while left and len(running) < given.jobs and time.monotonic() < until:
             program = regimes.Arm(left[0].rule).program
             cells = [cell for cell in left if regimes.Arm(cell.rule).program == program][: regimes.KNOWN[name].at_once]

@@ -280,6 +280,18 @@ REGIMES = (
         dataset="omniglot",
     ),
     Regime(
+        "omniglot-20way",
+        "labels at random: 20-way 1-shot Omniglot of 8 x 8 pixels, a network without convolutions, 16 features",
+        lambda: Small(gs.load_dataset("omniglot"), 8),
+        mlp(8 * 8, 32, 16, 20),
+        3.2,
+        gs.Shape(20, 1, 2),
+        iterations=1500,
+        at_once=45,
+        rates=(0.5, 1.0, 2.0),
+        dataset="omniglot",
+    ),
+    Regime(
         "writers-8",
         "personalisation: the writers, of 8 x 8 pixels",
         lambda: Small(writers(), 8),
@@ -288,7 +300,6 @@ REGIMES = (
         gs.Shape(10, 10, 20),
         iterations=300,
         at_once=45,
-        rates=WIDER,
     ),
     Regime(
         "pose-8",

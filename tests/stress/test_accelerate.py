@@ -77,6 +77,36 @@ def test_half_rate_is_the_original_at_half_the_rate(accelerate: ModuleType) -> N
     assert accelerate.same_training(cell._replace(rule="shared")) == cell._replace(rule="shared")
 
 
+def test_what_two_rules_have_in_common_is_trained_once(
+    accelerate: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trained: list[Any] = []
+    monkeypatch.setattr(accelerate, "ProcessPoolExecutor", lambda jobs, mp_context: ThreadPoolExecutor(jobs))
+    monkeypatch.setattr(
+        accelerate, "train", lambda cells, small: trained.extend(cells) or [measures(cell.rate) for cell in cells]
+    )
+    options = {"regime": ["sinusoid"], "rules": ["original", "half-rate"], "rates": [1.0, 2.0], "seeds": [10]}
+    assert accelerate.advance(Namespace(out=tmp_path, tiny=True, jobs=1, budget_minutes=1.0, **options))
+    results = accelerate.read(tmp_path / "runs.csv")
+    assert (
+        not {accelerate.same_training(cell) for cell in results if cell.rule == "half-rate"}
+        - set(trained)
+        - {accelerate.Cell("sinusoid", "original", 0.5, seed) for seed in (0, 1, 10)}
+    )
+    assert [cell for cell in trained if cell.rule == "half-rate" and cell.rate == 2.0] == []
+
+
+def test_a_way_of_sharing_is_ahead_if_every_arm_without_sharing_is_behind(accelerate: ModuleType) -> None:
+    def seeds(test: float) -> dict[int, dict[str, float]]:
+        return {seed: measures(test + 0.1 * seed) for seed in (10, 11, 12)}
+
+    arms = {"original": 1.0, "shared/head4": 3.0, "batch-only": 2.0, "gate-only": 2.5}
+    table = {(rule, 1.0): seeds(test) for rule, test in arms.items()}
+    found = accelerate.report.ahead({"writers": table, "pose": table})  # of an error, less is better
+    assert ": shared/head4 on writers, of 4 pairs" in found
+    assert ": none, of 2 pairs" in accelerate.report.ahead({"writers": table | {("tensor-gates", 2.0): seeds(3.0)}})
+
+
 def test_a_cell_that_fails_does_not_lose_the_others(
     accelerate: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
