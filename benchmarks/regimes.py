@@ -156,7 +156,7 @@ class Shuffled:
 
 @dataclass(frozen=True)
 class Small:
-    """The images of a source in few pixels, as vectors."""
+    """The images of a data set in few pixels, as vectors."""
 
     plain: Any
     pixels: int = PIXELS
@@ -164,12 +164,8 @@ class Small:
     def sample(self, split: str, shape: gs.Shape, tasks: int, key: tuple[int, ...]) -> gs.Episodes:
         batch = self.plain.sample(split, shape, tasks, key)
         inputs = (batch.support_x, batch.query_x)
-        support, query = (self._few(x) for x in inputs)
+        support, query = (F.adaptive_avg_pool2d(x.flatten(0, 1), self.pixels).view(*x.shape[:2], -1) for x in inputs)
         return replace(batch, support_x=support, query_x=query)
-
-    def _few(self, x: Tensor) -> Tensor:  # [tasks, images, channels, height, width] or [tasks, images, PIXELS * PIXELS]
-        images = x.flatten(0, 1) if x.dim() > 3 else x.reshape(-1, 1, PIXELS, PIXELS)
-        return F.adaptive_avg_pool2d(images, self.pixels).view(*x.shape[:2], -1)
 
 
 def mlp(*sizes: int) -> Callable[[], nn.Module]:
@@ -288,30 +284,8 @@ REGIMES = (
         gs.Shape(20, 1, 2),
         iterations=1500,
         at_once=45,
-        rates=(0.5, 1.0, 2.0),
+        rates=(0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
         dataset="omniglot",
-    ),
-    Regime(
-        "writers-8",
-        "personalisation: the writers, of 8 x 8 pixels",
-        lambda: Small(writers(), 8),
-        mlp(8 * 8, 32, 32, 10),
-        0.1,
-        gs.Shape(10, 10, 20),
-        iterations=300,
-        at_once=45,
-    ),
-    Regime(
-        "pose-8",
-        "regression from pixels: the poses, of 8 x 8 pixels",
-        lambda: Small(poses(), 8),
-        mlp(8 * 8, 32, 32, 4),
-        0.05,
-        gs.Shape(1, 10, 20),
-        "mse",
-        300,
-        at_once=45,
-        rates=(*WIDER, 16.0),
     ),
     Regime(
         "omniglot",
@@ -337,7 +311,7 @@ REGIMES = (
     ),
 )
 VARIATIONS = {  # of a regime
-    **{"T1": {"tasks": 1}, "T25": {"tasks": 25}, "K1": {"steps": 1}},
+    **{"T1": {"tasks": 1}, "T25": {"tasks": 25, "rates": (0.5, 1.0, 2.0)}, "K1": {"steps": 1}},
     "long": {"iterations": 2000, "looks": 20},
 }
 SHAPE = gs.Shape(5, 1, 15)
@@ -430,7 +404,8 @@ class Arm:
         inner: list[Rule] = [] if self.head == 1 else [gs.head_rate(self.head)]
         names = tuple(name for name, _ in model.named_parameters())
         head = head_of(names)
-        still = {"first": Still(head, since=1), "boil": Still(head), "anil": Still(tuple(set(names) - set(head)))}
+        body = tuple(name for name in names if name not in head)
+        still = {"first": Still(head, since=1), "boil": Still(head), "anil": Still(body)}
         inner += [rule for option, rule in still.items() if option in self._options]
         return gs.maml(
             model,
