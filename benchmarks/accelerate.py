@@ -159,14 +159,16 @@ def same_training(cell: Cell) -> Cell:
 
 
 def train(cells: list[Cell], small: bool) -> list[dict[str, float]]:
-    """Train cells of one regime and rule; returns the measures of each."""
+    """Train cells of one regime and program; returns the measures of each."""
     torch.set_num_threads(1)
-    name, rule, *_ = cells[0]
-    regime, arm = regimes.KNOWN[name], regimes.Arm(rule)
+    regime = regimes.KNOWN[cells[0].regime]
     regime = regimes.tiny(regime) if small else regime
-    if regime.at_once > 1:
-        return together.train(regime, arm, [(cell.rate, cell.seed) for cell in cells])
-    return [dict(regimes.train_small(regime, arm, cell.rate, cell.seed)) for cell in cells]
+    arms = [(regimes.Arm(cell.rule), cell.rate, cell.seed) for cell in cells]
+    return (
+        together.train(regime, arms)
+        if regime.at_once > 1
+        else [dict(regimes.train_small(regime, *one)) for one in arms]
+    )
 
 
 def advance(given: argparse.Namespace) -> bool:
@@ -194,9 +196,13 @@ def advance_regime(name: str, given: argparse.Namespace, pool: ProcessPoolExecut
                 append(path, cell, results[same_training(cell)])
             continue
         begun = failed.union(*running.values())
-        left = [cell for cell in waiting if cell not in begun]
+        twins = {
+            cell for cell in waiting if same_training(cell) != cell and same_training(cell) in begun.union(waiting)
+        }
+        left = [cell for cell in waiting if cell not in begun | twins]
         while left and len(running) < given.jobs and time.monotonic() < until:
-            cells = [cell for cell in left if cell.rule == left[0].rule][: regimes.KNOWN[name].at_once]
+            program = regimes.Arm(left[0].rule).program
+            cells = [cell for cell in left if regimes.Arm(cell.rule).program == program][: regimes.KNOWN[name].at_once]
             left = [cell for cell in left if cell not in cells]
             running[pool.submit(train, cells, given.tiny)] = cells
         if not running:

@@ -17,7 +17,8 @@ from matplotlib import pyplot
 
 SWEEP, CONFIRM = (0, 1), 10  # seeds of the sweep of rates; seeds from CONFIRM on are fresh
 BESIDE = ("original", "gate-only", "tensor-gates")  # what each rule is compared with
-SHORT = {  # tables of docs/when-to-share.md: rule -> header
+CONTROLS = (*BESIDE, "half-rate")  # nothing is shared; all other variants share
+SHORT = {  # tables of docs/when-to-share.md, a row for each regime: rule -> header
     "regimes": {
         **{"shared": "sharing", "batch-only": "batch-only", "memory-only": "memory-only"},
         **{"gate-only": "gate-only", "tensor-gates": "tensor-gates"},
@@ -28,19 +29,34 @@ SHORT = {  # tables of docs/when-to-share.md: rule -> header
         "gate-only/zero-init": "gate-only, head at zero",
         "gate-only/zero-init/head4": "gate-only, both",
     },
+    "still": {
+        "gate-only/zero-init": "head at zero",
+        "gate-only/head4": "head rate x4",
+        "gate-only/zero-init/head4": "both",
+        "gate-only/anil": "body still",
+        "gate-only/zero-init/anil": "head at zero, body still",
+    },
 }
+REFERENCE = {"still": "gate-only"}  # what a table's rules are compared with; the others': the original
+OTHERS = (  # the table of docs/when-to-share.md with a row for each rule
+    *("additive", "mean-length", "length-keeping", "retrieval", "body-only", "not-first", "not-last"),
+    *("equivariant/zero", "shared-tensor-gates", "shared/gates10", "additive/gates10"),
+    *("gate-only/gates10", "tensor-gates/gates10", "original/zero-init", "gate-only/zero-init"),
+    "tensor-gates/zero-init",
+)
 Seeds = dict[int, dict[str, float]]  # seed -> measures of one rule at its rate
 
 
 INTRODUCTION = """\
 # When does sharing help? The regimes of `python benchmarks/accelerate.py`
 
-Each rule is trained at the rates 1/4, 1/2, 1, 2 and 4 times the regime's inner rate with seeds 0 and 1, in some regimes
-at 8 and 16 times too. Its rate is the one with the best last validation (*border*: the smallest or the largest one;
-*other*: not the best one, trained too). The table has fresh seeds. A difference is paired by seed, with its 95 %
-interval over seeds; positive is better, also for errors. Bold: the interval is above zero. *Start* is the mean over all
-validations of a training (the area under its curve). *Level*: iterations until validation is as good as the original's
-last one, mean over the seeds that reach it; on CUB and MiniImagenet at full size, epochs until it is 50 and 40 %.
+Each rule is trained at the rates 1/4, 1/2, 1, 2 and 4 times the regime's inner rate with seeds 0 and 1, in some
+regimes at 8 and 16 times too; in `omniglot-20way` 1/2 to 16, with T = 25 1/2, 1 and 2. Its rate is the one with the
+best last validation (*border*: the smallest or the largest one; *other*: not the best one, trained too). The table
+has fresh seeds. A difference is paired by seed, with its 95 % interval over seeds; positive is better, also for
+errors. Bold: the interval is above zero. *Start* is the mean over all validations of a training (the area under its
+curve). *Level*: iterations until validation is as good as the original's last one, mean over the seeds that reach it;
+on CUB and MiniImagenet at full size, epochs until it is 50 and 40 %.
 
 ![Differences to the original, early and at the end](report.svg)"""
 
@@ -50,6 +66,7 @@ def write(results: Mapping[Any, dict[str, float]], out: Path, page: Path | None 
     tables = {name: confirmed(results, name) for name in regimes.KNOWN}
     tables = {name: table for name, table in tables.items() if len(table) > 1}
     lines = [INTRODUCTION]
+    lines += ["", ahead(tables)]
     for name, table in tables.items():
         lines += ["", *section(name, table, chosen_rates(results, name, table))]
     out.mkdir(parents=True, exist_ok=True)
@@ -57,10 +74,11 @@ def write(results: Mapping[Any, dict[str, float]], out: Path, page: Path | None 
     picture(tables, out / "report.svg")
     if page is not None:
         text = page.read_text(encoding="utf-8")
-        for name, rules in SHORT.items():
-            start, end = f"<!-- table {name} -->\n", "\n<!-- end -->"
+        blocks = {name: short(tables, name) for name in SHORT}
+        for name, block in {**blocks, "others": others(tables), "ahead": [ahead(tables)]}.items():
+            start, end = f"<!-- table {name} -->\n", "<!-- end -->"
             before, _, rest = text.partition(start)
-            text = before + start + "\n".join(short(tables, rules)) + end + rest.partition(end)[2]
+            text = before + start + "\n".join(block) + "\n" + end + rest.partition(end)[2]
         page.write_text(text, encoding="utf-8")
     return out / "report.md"
 
@@ -124,25 +142,58 @@ def section(name: str, table: Mapping[tuple[str, float], Seeds], chosen: Mapping
     return lines
 
 
-def short(tables: Mapping[str, Mapping[tuple[str, float], Seeds]], rules: Mapping[str, str]) -> Iterable[str]:
-    """A row for each regime that has one of the rules: test, and start, beside the original's."""
-    yield row(["regime", "", "original", *rules.values()])
+def short(tables: Mapping[str, Mapping[tuple[str, float], Seeds]], called: str) -> Iterable[str]:
+    """A row for each regime that has a rule which no table before has: test, and start, beside the reference's."""
+    reference = REFERENCE.get(called, "original")
+    rules, earlier = SHORT[called], list(SHORT)[: list(SHORT).index(called)]
+    new = rules.keys() - {rule for other in earlier for rule in SHORT[other]}
+    yield row(["regime", "", reference, *rules.values()])
     yield row(["---"] * (len(rules) + 3))
     for name, table in tables.items():
         regime, by_rule = regimes.KNOWN[name], first_rates(table)
-        if "original" in by_rule and not by_rule.keys().isdisjoint(rules):
-            original = by_rule["original"]
-            mean = sum(map(final, original.values())) / len(original)
-            cells = [
-                "<br>start ".join(
-                    difference(by_rule[rule], original, of, regime.higher, False) for of in (final, start)
-                )
-                if rule in by_rule
-                else ""
-                for rule in rules
-            ]
+        if reference in by_rule and by_rule.keys() & new:
+            beside = by_rule[reference]
+            mean = sum(map(final, beside.values())) / len(beside)
+            cells = [both(by_rule.get(rule), beside, regime.higher) for rule in rules]
             what = f"{regime.about.partition(':')[0]}, {'accuracy' if regime.higher else 'lower error'}"
             yield row([f"`{name}`", what, f"{mean:.1f} %" if regime.higher else f"{mean:.3f}", *cells])
+
+
+def both(seeds: Seeds | None, other: Seeds, higher: bool) -> str:
+    """The difference to another rule in the test and at the start."""
+    of_both = (difference(seeds, other, of, higher, False) for of in (final, start)) if seeds else ()
+    return "<br>start ".join(of_both)
+
+
+def others(tables: Mapping[str, Mapping[tuple[str, float], Seeds]]) -> Iterable[str]:
+    """A row for each rule of OTHERS, a column for each regime that has at least three of them."""
+    shown = {name: first_rates(table) for name, table in tables.items()}
+    shown = {name: by_rule for name, by_rule in shown.items() if len(by_rule.keys() & set(OTHERS)) > 2}
+    yield row(["rule", *(f"`{name}`" for name in shown)])
+    yield row(["---"] * (len(shown) + 1))
+    for rule in OTHERS:
+        cells = [
+            both(by_rule.get(rule), by_rule["original"], regimes.KNOWN[name].higher) for name, by_rule in shown.items()
+        ]
+        if any(cells):
+            yield row([f"`{rule}`", *cells])
+
+
+def ahead(tables: Mapping[str, Mapping[tuple[str, float], Seeds]]) -> str:
+    """The ways of sharing whose test is ahead of every row without sharing, each interval above zero."""
+    found, compared = [], 0
+    for name, table in tables.items():
+        by_rule, higher = first_rates(table), regimes.KNOWN[name].higher
+        alone = [seeds for rule, seeds in by_rule.items() if rule.partition("/")[0] in CONTROLS]
+        sharing = {rule: seeds for rule, seeds in by_rule.items() if rule.partition("/")[0] not in CONTROLS}
+        for rule, seeds in sharing.items():
+            differences = [paired(seeds, other, final, higher) for other in alone]
+            found += [f"{rule} on {name}"] if all(one.mean > (one.interval or math.inf) for one in differences) else []
+        compared += len(sharing)
+    return (
+        f"Ways of sharing that are ahead of every arm without sharing in the test: {', '.join(found) or 'none'},"
+        f" of {compared} pairs of a way and a regime."
+    )
 
 
 def first_rates(table: Mapping[tuple[str, float], Seeds]) -> dict[str, Seeds]:

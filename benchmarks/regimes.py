@@ -159,11 +159,12 @@ class Small:
     """The images of a data set in few pixels, as vectors."""
 
     plain: Any
+    pixels: int = PIXELS
 
     def sample(self, split: str, shape: gs.Shape, tasks: int, key: tuple[int, ...]) -> gs.Episodes:
         batch = self.plain.sample(split, shape, tasks, key)
         inputs = (batch.support_x, batch.query_x)
-        support, query = (F.adaptive_avg_pool2d(x.flatten(0, 1), PIXELS).view(*x.shape[:2], -1) for x in inputs)
+        support, query = (F.adaptive_avg_pool2d(x.flatten(0, 1), self.pixels).view(*x.shape[:2], -1) for x in inputs)
         return replace(batch, support_x=support, query_x=query)
 
 
@@ -263,6 +264,30 @@ REGIMES = (
         dataset="omniglot",
     ),
     Regime(
+        "omniglot-8",
+        "labels at random: 5-way 1-shot Omniglot of 8 x 8 pixels, a network without convolutions",
+        lambda: Small(gs.load_dataset("omniglot"), 8),
+        mlp(8 * 8, 32, 32, 5),
+        0.4,
+        gs.Shape(5, 1, 5),
+        iterations=300,
+        at_once=45,
+        rates=WIDER,
+        dataset="omniglot",
+    ),
+    Regime(
+        "omniglot-20way",
+        "labels at random: 20-way 1-shot Omniglot of 8 x 8 pixels, a network without convolutions, 16 features",
+        lambda: Small(gs.load_dataset("omniglot"), 8),
+        mlp(8 * 8, 32, 16, 20),
+        3.2,
+        gs.Shape(20, 1, 2),
+        iterations=1500,
+        at_once=45,
+        rates=(0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
+        dataset="omniglot",
+    ),
+    Regime(
         "omniglot",
         "labels at random: 5-way 1-shot Omniglot, Conv-4 with 16 filters, 28 x 28",
         lambda: gs.load_dataset("omniglot"),
@@ -286,7 +311,7 @@ REGIMES = (
     ),
 )
 VARIATIONS = {  # of a regime
-    **{"T1": {"tasks": 1}, "T25": {"tasks": 25}, "K1": {"steps": 1}},
+    **{"T1": {"tasks": 1}, "T25": {"tasks": 25, "rates": (0.5, 1.0, 2.0)}, "K1": {"steps": 1}},
     "long": {"iterations": 2000, "looks": 20},
 }
 SHAPE = gs.Shape(5, 1, 15)
@@ -308,14 +333,15 @@ KNOWN = {
 
 
 @dataclass(frozen=True)
-class HeadFirst(Rule):
-    """The head moves at the first inner step alone, the body at all: so the body has to adapt."""
+class Still(Rule):
+    """Some weights stay where they are from an inner step on, 0 is the first. They are meta-learned all the same."""
 
-    head: tuple[str, ...]
-    name: str = field(default="head_first", init=False, repr=False)
+    names: tuple[str, ...]
+    since: int = 0
+    name: str = field(default="still", init=False, repr=False)
 
     def update(self, at: InnerStep) -> Moved:
-        still = self.head if at.k else ()
+        still = self.names if at.k >= self.since else ()
         return Moved({name: own * 0 if name in still else own for name, own in at.gradients.items()})
 
 
@@ -349,6 +375,11 @@ class Arm:
         return self._number("head")
 
     @property
+    def program(self) -> tuple[Any, ...]:
+        """Arms with the same one differ in fixed rates and the start of the head: together.py trains them at once."""
+        return self.rule(), self.head_start == "zero", self.gates
+
+    @property
     def _options(self) -> list[str]:
         return self.text.split("/")[1:]
 
@@ -358,10 +389,11 @@ class Arm:
 
     def check(self) -> None:
         variant(self.variant)
-        known = {"zero", "zero-init", "body", "first", f"gates{self.gates:g}", f"head{self.head:g}"}
+        known = {"zero", "zero-init", "body", "first", "anil", "boil", f"gates{self.gates:g}", f"head{self.head:g}"}
         if unknown := [part for part in self._options if part not in known]:
             raise SystemExit(
-                f"{self.text}: an option is zero, zero-init, body, first, gates10 or head4, not {unknown[0]}"
+                f"{self.text}: an option is zero, zero-init, body, first, anil, boil, gates10 or head4,"
+                f" not {unknown[0]}"
             )
 
     def rule(self) -> Rule | None:
@@ -370,8 +402,11 @@ class Arm:
 
     def learner(self, regime: Regime, model: nn.Module, factor: float) -> gs.Learner:
         inner: list[Rule] = [] if self.head == 1 else [gs.head_rate(self.head)]
-        if "first" in self._options:
-            inner.append(HeadFirst(head_of([name for name, _ in model.named_parameters()])))
+        names = tuple(name for name, _ in model.named_parameters())
+        head = head_of(names)
+        body = tuple(name for name in names if name not in head)
+        still = {"first": Still(head, since=1), "boil": Still(head), "anil": Still(body)}
+        inner += [rule for option, rule in still.items() if option in self._options]
         return gs.maml(
             model,
             inner_lr=regime.rate * factor * variant(self.variant).rate,

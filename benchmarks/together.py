@@ -1,8 +1,8 @@
-"""Trainings of one rule that differ in inner rate and seed, as one program: two to five times as fast on a CPU.
+"""Trainings that differ in inner rates, start of the head and seed, as one program: two to five times as fast on a CPU.
 
 A small network spends its time in calls, not in arithmetic. So the weights of all cells get an axis of cells in front,
 [cells, ...], in the inner loop the tasks of all cells are one batch, and the rule runs under `vmap` over cells. The
-rules, the losses and the optimiser are the library's. A test compares the result with `regimes.train`.
+rules, the losses and the optimiser are the library's. A test compares the result with `regimes.train_small`.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from gradshare.method.rules import InnerStep, Rule, chain, stack_memory, sum_of_
 Tree = dict[str, Any]
 
 
-def train(regime: regimes.Regime, arm: regimes.Arm, cells: list[tuple[float, int]]) -> list[dict[str, float]]:
-    """The measures of each cell, (factor, seed), as `regimes.train_small` gives them."""
+def train(regime: regimes.Regime, cells: list[tuple[regimes.Arm, float, int]]) -> list[dict[str, float]]:
+    """The measures of each cell, (arm, factor, seed), as `regimes.train_small` gives them. All have one program."""
     began = time.monotonic()
     source, learners, states = regime.source(), [], []
-    for factor, seed in cells:
+    for arm, factor, seed in cells:
         torch.manual_seed(seed)
         learners.append(arm.learner(regime, regime.model(), factor))
         states.append(learners[-1].init(seed=seed))
-    joint = Joint(regime, learners, states, arm.gates)
+    joint = Joint(regime, cells[0][0], learners, states)
     every = max(1, regime.iterations // regime.looks)
     validation = source.sample("val", regime.shape, 100, (1, 0))
     found: list[dict[str, float]] = [{} for _ in cells]
     for i in range(1, regime.iterations + 1):
-        drawn = {seed: source.sample("train", regime.shape, regime.tasks, (0, seed, i)) for _, seed in cells}
-        joint.step([drawn[seed] for _, seed in cells])
+        drawn = {seed: source.sample("train", regime.shape, regime.tasks, (0, seed, i)) for *_, seed in cells}
+        joint.step([drawn[seed] for *_, seed in cells])
         if i % every == 0:
             for measures, learner, state in zip(found, learners, joint.states(), strict=True):
                 measures[f"val@{i}"] = regimes.measure(learner, state, validation)
@@ -56,21 +56,27 @@ class Joint:
     """The states of all cells, stacked, and their outer optimiser."""
 
     def __init__(
-        self, regime: regimes.Regime, learners: list[gs.Learner], states: list[gs.MetaState], gates: float
+        self, regime: regimes.Regime, arm: regimes.Arm, learners: list[gs.Learner], states: list[gs.MetaState]
     ) -> None:
         self.learner, self.model = learners[0], learners[0].module
-        *links, _ = self.learner.rule.links  # the last one is the rate, in which the cells differ
-        self.rule: Rule = chain(*links)
-        self.rates = torch.tensor([learner.rule.links[-1].rate for learner in learners])
+        first = 0 if arm.rule() is None else 1
+        self.rule: Rule = chain(*self.learner.rule.links[:first])
+        self.rates = [
+            {name: torch.stack(of_cells) for name, *of_cells in zip(self.learner.adapted, *at_step, strict=True)}
+            for at_step in zip(*(factors(learner, first) for learner in learners), strict=True)
+        ]
         tensors = [{name: value.detach() for name, value in state.tensors().items()} for state in states]
-        self.state = gs.MetaState.of({name: torch.stack([one[name] for one in tensors]) for name in tensors[0]})
-        self.optimiser = gs.optimiser(self.state, regime.outer, gates=gates)
+        apart = {link.name for learner in learners for link in learner.rule.links[first:]}  # what a learner has alone
+        self.own = [{name: value for name, value in one.items() if apart & set(name.split("/"))} for one in tensors]
+        common = [name for name in tensors[0] if name not in self.own[0]]
+        self.state = gs.MetaState.of({name: torch.stack([one[name] for one in tensors]) for name in common})
+        self.optimiser = gs.optimiser(self.state, regime.outer, gates=arm.gates)
 
     def states(self) -> Iterator[gs.MetaState]:
         """The state of each cell by itself."""
         tensors = self.state.tensors()
-        for cell in range(len(self.rates)):
-            yield gs.MetaState.of({name: value[cell].detach().clone() for name, value in tensors.items()})
+        for cell, own in enumerate(self.own):
+            yield gs.MetaState.of({name: value[cell].detach().clone() for name, value in tensors.items()} | own)
 
     def step(self, episodes: list[gs.Episodes]) -> None:
         """One outer step of each cell; of a cell whose loss or gradient is not finite, nothing changes."""
@@ -120,7 +126,10 @@ class Joint:
             with patch.object(sharing, "finite_part", dict), patch.object(mixing, "finite_part", dict):
                 direction, carry, row = vmap(one_step)(*of_cells, self.state.learned, self.state.memory, carry)
             rows.append(row)
-            fast = {name: w - (along(self.rates, d := direction[name]) * d).flatten(0, 1) for name, w in fast.items()}
+            fast = {
+                name: w - (along(self.rates[k][name], d := direction[name]) * d).flatten(0, 1)
+                for name, w in fast.items()
+            }
         losses = self.losses(fast, *query).unflatten(0, (cells, tasks)).mean(1)
         return losses, vmap(stack_memory)(self.state.memory, rows) if self.state.memory else {}
 
@@ -132,6 +141,14 @@ class Joint:
 
     def losses(self, fast: Tree, x: Tensor, y: Tensor) -> Tensor:  # [cells * tasks]
         return task_losses(self.learner.loss, vmap(partial(functional_call, self.model))(fast, (x,)), y)
+
+
+def factors(learner: gs.Learner, first: int) -> list[list[Tensor]]:  # [steps][weights]
+    """What the links from `first` on multiply the direction of each weight with: all of them are fixed rates."""
+    rates, one = chain(*learner.rule.links[first:]), {name: torch.ones(1) for name in learner.adapted}
+    learned, memory = rates.init(one, learner.steps)
+    at = [InnerStep(one, one, learned, memory, {}, k, sum_of_tasks) for k in range(learner.steps)]
+    return [[rates.update(step).direction[name].squeeze() for name in one] for step in at]
 
 
 def along(values: Tensor, like: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import regimes
 import torch
@@ -19,20 +19,8 @@ from explained import Watched
 from torch import Tensor
 
 import gradshare as gs
-from gradshare.method.rules import InnerStep, Moved, Rule
 
 ARMS = ("gate-only", "gate-only/zero-init", "gate-only/zero", "gate-only/zero-init/head4", "tensor-gates/zero-init")
-
-
-@dataclass(frozen=True)
-class HeadAlone(Rule):
-    """The body stays where it starts."""
-
-    head: tuple[str, ...]
-    name: str = field(default="head_alone", init=False)
-
-    def update(self, at: InnerStep) -> Moved:
-        return Moved({name: own if name in self.head else own * 0 for name, own in at.gradients.items()})
 
 
 def length(weights: dict[str, Tensor]) -> Tensor:
@@ -50,7 +38,7 @@ def looked_at(now: regimes.Trained, shape: gs.Shape) -> Iterator[tuple[str, floa
         fast = learner.adapt(now.state, tasks.support_x, tasks.support_y)
     start = {name: now.state.params[name].detach() for name in names}
     yield "accuracy", regimes.measure(now.learner, now.state, tasks)
-    alone = gs.chain(now.learner.rule, HeadAlone(head))
+    alone = gs.chain(now.learner.rule, regimes.Still(tuple(body)))
     yield "head alone", regimes.measure(replace(now.learner, rule=alone), now.state, tasks)
     moved = length({name: fast[name] - start[name] for name in body})
     yield "body moves", float((moved / length({name: start[name].unsqueeze(0) for name in body})).mean())

@@ -77,6 +77,34 @@ def test_half_rate_is_the_original_at_half_the_rate(accelerate: ModuleType) -> N
     assert accelerate.same_training(cell._replace(rule="shared")) == cell._replace(rule="shared")
 
 
+def test_what_two_rules_have_in_common_is_trained_once(
+    accelerate: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trained: list[Any] = []
+    monkeypatch.setattr(accelerate, "ProcessPoolExecutor", lambda jobs, mp_context: ThreadPoolExecutor(jobs))
+    monkeypatch.setattr(
+        accelerate, "train", lambda cells, small: trained.extend(cells) or [measures(cell.rate) for cell in cells]
+    )
+    options = {"regime": ["sinusoid"], "rules": ["original", "half-rate"], "rates": [1.0, 2.0], "seeds": [10]}
+    assert accelerate.advance(Namespace(out=tmp_path, tiny=True, jobs=1, budget_minutes=1.0, **options))
+    assert {(cell.rule, cell.rate) for cell in trained} == {("original", 1.0), ("original", 2.0), ("half-rate", 1.0)}
+    results = accelerate.read(tmp_path / "runs.csv")
+    for seed in (0, 1):
+        half, whole = (accelerate.Cell("sinusoid", *at, seed) for at in (("half-rate", 2.0), ("original", 1.0)))
+        assert results[half] == results[whole]
+
+
+def test_a_way_of_sharing_is_ahead_if_every_arm_without_sharing_is_behind(accelerate: ModuleType) -> None:
+    def seeds(test: float) -> dict[int, dict[str, float]]:
+        return {seed: measures(test + 0.1 * seed) for seed in (10, 11, 12)}
+
+    arms = {"original": 1.0, "shared/head4": 3.0, "batch-only": 2.0, "gate-only": 2.5}
+    table = {(rule, 1.0): seeds(test) for rule, test in arms.items()}
+    found = accelerate.report.ahead({"writers": table, "pose": table})  # of an error, less is better
+    assert ": shared/head4 on writers, of 4 pairs" in found
+    assert ": none, of 2 pairs" in accelerate.report.ahead({"writers": table | {("tensor-gates", 2.0): seeds(3.0)}})
+
+
 def test_a_cell_that_fails_does_not_lose_the_others(
     accelerate: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,11 +129,24 @@ def test_cells_trained_together_are_those_trained_one_by_one(accelerate: ModuleT
     regimes, arm = accelerate.regimes, accelerate.regimes.Arm(rule)
     regime = regimes.tiny(regimes.KNOWN["sinusoid"])
     cells = [(0.5, 0), (2.0, 1), (1e9, 1)]  # the last one diverges: its steps are not taken
-    for cell, found in zip(cells, accelerate.together.train(regime, arm, cells), strict=True):
+    for cell, found in zip(cells, accelerate.together.train(regime, [(arm, *cell) for cell in cells]), strict=True):
         alone = dict(regimes.train_small(regime, arm, *cell))
         assert found.keys() == alone.keys()
         for name in alone.keys() - {"seconds"}:
             assert found[name] == pytest.approx(alone[name], rel=1e-4, nan_ok=True), (cell, name)
+
+
+def test_arms_of_one_program_are_trained_together(accelerate: ModuleType) -> None:
+    regimes, regime = accelerate.regimes, accelerate.regimes.tiny(accelerate.regimes.KNOWN["sinusoid"])
+    arms = [regimes.Arm(f"gate-only{more}") for more in ("", "/head4", "/zero-init/first", "/anil", "/boil/head0.5")]
+    assert len({arm.program for arm in arms}) == 1
+    assert arms[0].program not in {regimes.Arm(rule).program for rule in ("shared", "gate-only/zero", "original")}
+    cells = [(arm, rate, seed) for seed, (arm, rate) in enumerate(zip(arms, (1.0, 2.0, 1.0, 4.0, 1.0), strict=True))]
+    for cell, found in zip(cells, accelerate.together.train(regime, cells), strict=True):
+        alone = dict(regimes.train_small(regime, *cell))
+        assert {name: alone[name] for name in found if name != "seconds"} == pytest.approx(
+            {name: value for name, value in found.items() if name != "seconds"}, rel=1e-4
+        ), cell
 
 
 def test_a_cell_whose_first_step_is_not_taken_is_trained_from_the_second_on(accelerate: ModuleType) -> None:
@@ -113,7 +154,7 @@ def test_a_cell_whose_first_step_is_not_taken_is_trained_from_the_second_on(acce
     regime, arm, source = regimes.KNOWN["sinusoid"], regimes.Arm("original"), regimes.KNOWN["sinusoid"].source()
     learner = arm.learner(regime, regime.model(), 1.0)
     state = learner.init()
-    joint = accelerate.together.Joint(regime, [learner] * 2, [state] * 2, 1.0)
+    joint = accelerate.together.Joint(regime, arm, [learner] * 2, [state] * 2)
     good, other = (source.sample("train", regime.shape, 5, (0, 0, i)) for i in (1, 2))
     bad = dataclasses.replace(good, query_y=good.query_y * float("inf"))
     joint.step([bad, good])
