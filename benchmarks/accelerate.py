@@ -11,10 +11,10 @@ intervals over seeds. A cell is one training. Its measures are appended to resul
 rate, seed, measure, value) when it has ended, and a cell that is there is not trained again: stop the command at any
 time, and start it again.
 
-The paper's CUB and MiniImagenet are trained on a GPU by results/train_queue.py: choose with seeds 0 to 2 (18 cells of 8
-epochs, about 8 minutes of an H200), then confirm what was chosen and gate-only with fresh seeds (10 cells of 20 epochs,
-11 minutes), by the times of docs/log.md. A call ends after 9.3 minutes, and the next one goes on. cub-crop84.zip is in
-carry/data, and for the cells of MiniImagenet its two archives, in two calls to one machine:
+The paper's CUB and MiniImagenet are trained on a GPU by results/train_queue.py: choose with seeds 0 to 2 (24 cells of 8
+epochs, about 11 minutes of an H200), then confirm what was chosen and gate-only with fresh seeds (10 cells of 20
+epochs, 11 minutes), by the times of docs/log.md. A call ends after 9.3 minutes, and the next one goes on.
+cub-crop84.zip is in carry/data, and for the cells of MiniImagenet its two archives, in two calls to one machine:
 
     python results/train_queue.py --parts choose --minutes 9.3 --workers 4 --out $OUT        on the GPU machine
     python results/train_queue.py --collect FOLDER                                           where $OUT came back
@@ -127,7 +127,9 @@ def full_size(folder: Path) -> Results:
             continue
         start = f"/{config['head_start']}" if "head_start" in config else ""
         inner = f"/{config['inner'].replace(':', '')}" if "inner" in config else ""
-        cell = Cell(path.parent.name.partition("-5task")[0], f"{config['arm']}{start}{inner}", 1.0, config["seed"])
+        gates = f"/gates{config['gates']:g}" if "gates" in config else ""
+        rule = f"{config['arm']}{start}{inner}{gates}"
+        cell = Cell(path.parent.name.partition("-5task")[0], rule, 1.0, config["seed"])
         lines, times = run.epochs(), run.timings()
         found[cell] = {f"val@{line.epoch}": 100 * (line.val_accuracy or 0.0) for line in lines}
         found[cell] |= {"test": 100 * (summary.test.ensemble.accuracy or 0.0)}

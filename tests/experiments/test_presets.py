@@ -68,6 +68,7 @@ def check_preset(name: str) -> None:
         "inner": None,
         "inner_lr": 1.0 if rest.endswith("-10x") else 0.1,
         "outer_lr": 0.001,
+        "gates": 1.0,
         "epochs": EPOCHS[data, int(tasks[0])],
         "iterations": 1000,
         "val_tasks": 600,

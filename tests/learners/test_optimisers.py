@@ -306,3 +306,5 @@ def test_gates_have_a_rate_of_their_own() -> None:
     for name, leaf in leaves.items():
         gate = name.startswith(("learned/sharing", "learned/rates"))
         torch.testing.assert_close(before[name] - leaf, torch.full_like(leaf, 1e-2 if gate else 1e-3))
+    without = gs.maml(gs.Conv4(filters=2, image=(1, 16, 16))).init(seed=0)
+    assert [group["lr"] for group in gs.optimiser(without, 1e-3, gates=10).param_groups] == [1e-3]

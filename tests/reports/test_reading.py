@@ -146,11 +146,13 @@ def test_experiments_are_distinct_and_in_the_papers_order(tmp_path: Path) -> Non
         {"dataset": "cub", "inner": "momentum:0.9"},
         {"dataset": "cub", "head_start": "zero-init", "adapt": "convs.3,head"},
         {"dataset": "cub", "backbone": "vit", "start": "file.pt"},
+        {"dataset": "cub", "gates": 10.0},
     ]
     for number, given in enumerate(options):
         make_run(tmp_path / f"{number}", "original", [0.5], **{"inner_lr": 0.1, **given})
     assert [one.setting.title for one in group(read_runs(tmp_path))] == [
         "MAML/5 on cub, 5-way 1-shot, inner rate 0.1",
+        "MAML/5 with gates x10.0 on cub, 5-way 1-shot, inner rate 0.1",
         "MAML/5 with zero-init head and convs.3,head adapted on cub, 5-way 1-shot, inner rate 0.1",
         "MAML/5 with momentum:0.9 on cub, 5-way 1-shot, inner rate 0.1",
         "MAML/5 with vit and weights of file.pt on cub, 5-way 1-shot, inner rate 0.1",

@@ -166,7 +166,7 @@ def test_options_that_cannot_be(
 
 def test_options_that_older_versions_lack_are_recorded_only_where_they_differ() -> None:
     later = {"deterministic", "patience", "norm_statistics", "micro_batch", "checkpoint"}
-    later |= {"inner", "backbone", "start", "adapt", "head_start"}
+    later |= {"inner", "backbone", "start", "adapt", "head_start", "gates"}
     assert set(LATER) == later
     assert not set(recorded(vars(RunConfig()))) & set(LATER)
     assert recorded(vars(RunConfig(patience=3, micro_batch=2))).items() >= {"patience": 3, "micro_batch": 2}.items()

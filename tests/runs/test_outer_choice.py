@@ -65,6 +65,17 @@ def test_the_built_in_adam_is_adam(dataset: gs.Dataset, tmp_path: Path) -> None:
     assert runs[0].metrics == runs[1].metrics
 
 
+def test_gates_at_another_rate_than_the_weights(dataset: gs.Dataset, tmp_path: Path) -> None:
+    faster = gs.train(learner(), dataset, tmp_path / "run", gates=10, **SHORT)
+    own = gs.train(
+        learner(), dataset, tmp_path / "own", **SHORT, optimiser=lambda leaves: gs.optimiser(leaves, 1e-3, gates=10)
+    )
+    usual = gs.train(learner(), dataset, tmp_path / "usual", **SHORT)
+    assert faster.metrics == own.metrics != usual.metrics
+    with pytest.raises(gs.UserError, match=r"gates = 10.*, not 1.0"):
+        gs.train(learner(), dataset, tmp_path / "run", True, **SHORT)
+
+
 def test_a_schedule_is_a_factor_on_the_rates(dataset: gs.Dataset, tmp_path: Path) -> None:
     """With factors 1, 0, 0 everything stays as it is after the first epoch; the factor of MAML++ comes on top."""
     seen: list[list[float]] = []
@@ -109,7 +120,9 @@ def test_steps_that_are_not_taken_leave_the_optimiser_alone(dataset: gs.Dataset,
         ({"optimiser": lambda leaves: "sgd"}, "one of torch.optim"),
         ({"optimiser": lambda leaves: torch.optim.SGD([torch.zeros(1)], lr=1)}, "not in the state"),
         ({"optimiser": lambda leaves: torch.optim.LBFGS(leaves.values())}, "closure"),
-        ({"optimiser": sgd, "outer_lr": 0.1}, "outer_lr is the rate of the built-in Adam"),
+        ({"optimiser": sgd, "outer_lr": 0.1}, "outer_lr is for the built-in Adam"),
+        ({"optimiser": sgd, "gates": 10}, "gates is for the built-in Adam"),
+        ({"gates": 0}, "gates is 0; it must be above 0"),
         ({"schedule": 0.5}, "schedule is a function from an epoch"),
         ({"schedule": lambda epoch: -1.0}, r"schedule\(0\) is -1.0"),
         ({"schedule": lambda epoch: torch.nan if epoch else 1}, r"schedule\(1\) is nan"),

@@ -183,6 +183,12 @@ options = {{ head_start = "zero-init", inner = "head:4" }}
 experiments = ["cub-1shot-5task-maml"]
 arms = ["original", "gate-only"]
 seeds = [0, 1]
+[[choose]]
+called = "maml-gates10"
+experiments = ["cub-1shot-5task-maml"]
+arms = ["gate-only"]
+seeds = [0]
+options = {{ gates = 10 }}
 [[confirm]]
 experiments = ["mini-1shot-5task-maml"]
 arms = ["original", "gate-only"]
@@ -219,7 +225,8 @@ def test_full_size_stops_on_one_machine_and_goes_on_on_another(tmp_path: Path, b
     subprocess.run([sys.executable, "results/train_queue.py", "--collect", "second/out"], cwd=tmp_path, check=True)
     subprocess.run([sys.executable, "benchmarks/accelerate.py", "--report"], cwd=tmp_path, check=True)
     rows = (tmp_path / "results" / "accelerate" / "runs.csv").read_text()
-    assert rows.count(",test,") == 6 and "cub-1shot,gate-only/zero-init/head4,1.0,1,val@3," in rows
+    assert rows.count(",test,") == 7 and "cub-1shot,gate-only/gates10,1.0,0,val@3," in rows
+    assert "cub-1shot,gate-only/zero-init/head4,1.0,1,val@3," in rows
     report = (tmp_path / "results" / "accelerate" / "report.md").read_text()
     assert "## cub-1shot, the seeds of the choice" in report and "| gate-only/zero-init/head4 |" in report
     assert Path(page).read_text().count("| `cub-1shot` |") == 2

@@ -134,9 +134,9 @@ def _forward(config: RunConfig, image: Image) -> float:
 def _shape(config: RunConfig) -> RunConfig:
     """What is timed for a run. Runs whose iterations cost the same have the same shape."""
     return replace(
-        config, dataset="", arm="shared", norm="global", inner_lr=0.1, outer_lr=1e-3, gradient_clamp=0.0, pixels="unit",
-        multi_step_epochs=0, first_order_epochs=0, final_outer_rate=1.0, seed=0, epochs=1, iterations=3, val_tasks=2,
-        eval_batch=1, test_tasks=0, start=None,
+        config, dataset="", arm="shared", norm="global", inner_lr=0.1, outer_lr=1e-3, gates=1.0, gradient_clamp=0.0,
+        pixels="unit", multi_step_epochs=0, first_order_epochs=0, final_outer_rate=1.0, seed=0, epochs=1, iterations=3,
+        val_tasks=2, eval_batch=1, test_tasks=0, start=None,
     )  # fmt: skip
 
 

@@ -39,9 +39,9 @@ def optimiser(state: MetaState | Mapping[str, Tensor], rate: float, gates: float
     leaves = state if isinstance(state, Mapping) else state.trainable()
     if any(leaf.dtype == torch.float16 for leaf in leaves.values()):
         raise UserError("float16 weights cannot be trained: Adam divides by numbers that are 0 there; use float32")
+    beside = {name for name in leaves if name.startswith("learned/") and not name.startswith("learned/per_step/")}
     groups: list[dict[str, Any]] = [{"params": list(leaves.values()), "lr": rate}]
-    if gates != 1:
-        beside = {name for name in leaves if name.startswith("learned/") and not name.startswith("learned/per_step/")}
+    if gates != 1 and beside:
         groups = [
             {"params": [leaf for name, leaf in leaves.items() if name not in beside], "lr": rate},
             {"params": [leaves[name] for name in leaves if name in beside], "lr": rate * gates},

@@ -270,6 +270,7 @@ class Setting(NamedTuple):
     head_start: Any = None
     adapt: Any = None
     start: Any = None
+    gates: Any = None
 
     @property
     def title(self) -> str:
@@ -288,8 +289,9 @@ class Setting(NamedTuple):
     @property
     def special(self) -> list[tuple[str, Any]]:
         """The options that most runs do not have, in words."""
-        words = ("{}", "{}", "{} head", "{} adapted", "weights of {}")
-        return [*zip(words, (self.backbone, self.inner, self.head_start, self.adapt, self.start), strict=True)]
+        words = ("{}", "{}", "{} head", "{} adapted", "weights of {}", "gates x{}")
+        values = (self.backbone, self.inner, self.head_start, self.adapt, self.start, self.gates)
+        return [*zip(words, values, strict=True)]
 
     @property
     def shape(self) -> str:

@@ -43,6 +43,8 @@ class Training:
     """Tasks in a batch (the paper's T)."""
     outer_lr: float = 1e-3
     """Rate of the outer Adam."""
+    gates: float = 1.0
+    """Factor on the outer rate of what is learned beside the network's weights: gates, learned inner rates."""
     gradient_clamp: float = 0.0
     """Clamp the outer gradient of the network's weights to plus or minus this; 0 is off (MAML++ for ImageNet: 10)."""
     epochs: int = 20
@@ -170,7 +172,7 @@ LOWEST = {
     "final_outer_rate": 0,
 }  # of every other whole number: 1
 HIGHEST = {"seed": MOST_SEED, "threads": MOST_THREADS, "iterations": 1_000_000}  # of every other number: MOST
-ABOVE_ZERO = ("outer_lr", "inner_lr")
+ABOVE_ZERO = ("outer_lr", "inner_lr", "gates")
 
 
 def _check(name: str, kind: Any, value: Any) -> None:
@@ -228,7 +230,7 @@ LATER = {
     name: getattr(RunConfig, name)
     for name in (
         *("deterministic", "patience", "norm_statistics", "micro_batch", "checkpoint"),
-        *("inner", "backbone", "start", "adapt", "head_start"),
+        *("inner", "backbone", "start", "adapt", "head_start", "gates"),
     )
 }
 """Options that the first version did not have, with their defaults. config.json holds only those that differ from

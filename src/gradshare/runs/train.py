@@ -122,6 +122,7 @@ def train(
     queries: int = Training.queries,
     tasks: int = Training.tasks,
     outer_lr: float = Training.outer_lr,
+    gates: float = Training.gates,
     gradient_clamp: float = Training.gradient_clamp,
     val_tasks: int = Training.val_tasks,
     test_tasks: int = Training.test_tasks,
@@ -159,8 +160,8 @@ def train(
             `torch.save`. All names and shapes must fit. Only the head may differ, or be absent: then it begins as
             without `start`, and a warning says so. None: as `learner.init(seed)` has them.
         epochs: how many to train in all; None is 20, or what the run has that is resumed.
-        iterations, ways, shots, queries, tasks, outer_lr, gradient_clamp, val_tasks, test_tasks, eval_batch, seed,
-            patience, norm_statistics, micro_batch, checkpoint: as `gs.Training` has them.
+        iterations, ways, shots, queries, tasks, outer_lr, gates, gradient_clamp, val_tasks, test_tasks, eval_batch,
+            seed, patience, norm_statistics, micro_batch, checkpoint: as `gs.Training` has them.
 
     Example:
         >>> import gradshare as gs, tempfile
@@ -185,7 +186,7 @@ def train(
         first = training.seed
     learner = learner.to(device, precision, compiled=chosen == "compiled").over(group)
     state = learner.init(first)
-    outer = _outer(optimiser, schedule, state, training.outer_lr)
+    outer = _outer(optimiser, schedule, state, training)
     if "method" not in options:  # the options of the command line describe the learner
         factors = None if schedule is None else [outer.factor(epoch) for epoch in range(min(training.epochs, COMPARED))]
         tasks_of = getattr(dataset, "fingerprint", None)
@@ -235,15 +236,16 @@ class _Outer(NamedTuple):
         return float(found)
 
 
-def _outer(optimiser: Any, schedule: Any, state: MetaState, rate: float) -> _Outer:
+def _outer(optimiser: Any, schedule: Any, state: MetaState, training: Training) -> _Outer:
     if schedule is not None and not callable(schedule):
         raise UserError(f"schedule is a function from an epoch to a factor on the rates, not {short_repr(schedule)}")
     if optimiser is not None and (isinstance(optimiser, type) or not callable(optimiser)):
         example = "lambda leaves: torch.optim.SGD(leaves.values(), lr=0.1)"
         raise UserError(f"optimiser is a function from the named leaves, {example}, not {short_repr(optimiser)}")
-    if optimiser is not None and rate != Training.outer_lr:
-        raise UserError("outer_lr is the rate of the built-in Adam: leave it out, your optimiser has its own")
-    made = adam(state, rate) if optimiser is None else optimiser(state.trainable())
+    own = [name for name in ("outer_lr", "gates") if getattr(training, name) != getattr(Training, name)]
+    if optimiser is not None and own:
+        raise UserError(f"{own[0]} is for the built-in Adam: leave it out, your optimiser has rates of its own")
+    made = adam(state, training.outer_lr, training.gates) if optimiser is None else optimiser(state.trainable())
     check_optimiser(made, state)
     return _Outer(made, schedule)
 
