@@ -34,7 +34,7 @@ from tests.support.commands import (
 
 RUN = """
 adapt adapt-norm arm backbone checkpoint dataset deterministic device engine epochs eval-batch filters final-outer-rate
-first-order-epochs gradient-clamp head-start inner inner-lr iterations method micro-batch multi-step-epochs norm
+first-order-epochs gates gradient-clamp head-start inner inner-lr iterations method micro-batch multi-step-epochs norm
 norm-statistics outer-lr patience pixels precision queries recipe seed shots start steps tasks test-tasks threads
 val-tasks ways
 """

@@ -1,6 +1,6 @@
 """Any module as traced programs: exact in float64, for every kind of layer and algorithm; bf16; memory.
 
-But for the last tests, what was traced runs operation by operation, without the compiler.
+What was traced runs operation by operation, without the compiler; tests/stress/test_traced.py has the slower cases.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.fx import GraphModule, Node
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import gradshare as gs
 from gradshare.engine import convolution, traced
@@ -68,13 +66,6 @@ def test_algorithms_equal_a_loop_over_tasks(algorithm: str, net: str) -> None:
     # ALFA sees the mean of a direction, and a norm per tensor makes a direction of rounding errors
     sharing = "global" if algorithm in FURTHER else "tensor"
     assert_equal_to_reference(on_programs(build(entry, algorithm, sharing, 2, adapt_norm)), entry, tasks=2)
-
-
-@pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("algorithm", ["anil", "boil", "maml++"])
-@pytest.mark.parametrize("net", ["ResNet12", "ViT"])
-def test_algorithms_on_our_other_networks(algorithm: str, net: str) -> None:
-    assert_equal_to_reference(on_programs(build(EXTRAS[net], algorithm, "global", 2)), EXTRAS[net], tasks=2)
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -204,47 +195,6 @@ def flat(learner: gs.Learner, state: gs.MetaState, episodes: gs.Episodes) -> Ten
     return torch.cat([gradient.flatten().double() for gradient in gradients])
 
 
-def by_autocast(model: nn.Module, state: gs.MetaState, episodes: gs.Episodes, adapted: Any, steps: int) -> Tensor:
-    """MAML's meta-gradient by a loop over tasks under torch.autocast, as a user of PyTorch has it."""
-    losses = []
-    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False), sdpa_kernel(SDPBackend.MATH):
-        for t in range(episodes.tasks):
-            fast = {name: state.params[name] for name in adapted}
-            for _ in range(steps):
-                logits = functional_call(model, {**state.params, **fast}, (episodes.support_x[t],))
-                loss = F.cross_entropy(logits.float(), episodes.support_y[t])
-                gradients = torch.autograd.grad(loss, list(fast.values()), create_graph=True)
-                fast = {name: w - 0.05 * g for (name, w), g in zip(fast.items(), gradients, strict=True)}
-            logits = functional_call(model, {**state.params, **fast}, (episodes.query_x[t],))
-            losses.append(F.cross_entropy(logits.float(), episodes.query_y[t]))
-    gradients = torch.autograd.grad(
-        torch.stack(losses).mean(), list(state.trainable().values()), materialize_grads=True
-    )
-    return torch.cat([gradient.flatten().double() for gradient in gradients])
-
-
-@pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("make", [deep, lambda: gs.ViT(5, (1, 16, 16), patch=4, width=16, depth=2, heads=2)])
-def test_bf16_is_as_exact_as_autocast(make: Any) -> None:
-    """Its rounding, relative to the meta-gradient in float64, beside that of torch.autocast: the mean of five seeds."""
-    ours, theirs = [], []
-    for seed in range(5):
-        torch.manual_seed(seed)
-        model, episodes = make(), images(seed)
-        learner = gs.maml(model, inner_lr=0.05, steps=2)
-        state = learner.init(seed)
-        wide = gs.maml(make().double(), inner_lr=0.05, steps=2)
-        exact_state = wide.init()
-        for name, tensor in exact_state.trainable().items():
-            tensor.data.copy_(state.trainable()[name].data)
-        exact = flat(wide, exact_state, episodes.to("cpu", torch.float64))
-        found = flat(learner.to("cpu", "bf16"), state, episodes)
-        other = by_autocast(learner.module, state, episodes, learner.adapted, 2)
-        ours.append(((found - exact).norm() / exact.norm()).item())
-        theirs.append(((other - exact).norm() / exact.norm()).item())
-    assert 1e-5 < sum(ours) < 1.3 * sum(theirs), (ours, theirs)
-
-
 def test_bf16_keeps_weights_and_losses_in_float32(interpreted: list[GraphModule]) -> None:
     learner = gs.maml(deep(), steps=2, sharing=gs.GradientSharing()).to("cpu", "bf16")
     state, episodes = learner.init(), images(0)
@@ -314,21 +264,6 @@ def test_a_program_serves_all_epochs_and_weights() -> None:
     for epoch in (0, 1, 3):
         learner.at(epoch).outer_loss(state, images(epoch)).loss.backward()
     assert len(traced.PROGRAMS[learner.module]) == 2
-
-
-def test_compiled_programs_give_the_same() -> None:
-    """By the compiler itself, in float32 and bf16, and said before it starts."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 4, 3, stride=4), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5))
-    usual, episodes, lines = gs.maml(model, steps=2), images(0), list[str]()
-    state = usual.init()
-    expected = flat(usual, state, episodes)
-    with traced.announced(lines.append):
-        found = flat(usual.to("cpu", compiled=True), state, episodes)
-        rounded = flat(usual.to("cpu", "bf16"), state, episodes)
-    assert (found - expected).norm() < 1e-5 * expected.norm()
-    assert 1e-4 < (rounded - expected).norm() / expected.norm() < 0.1
-    assert len(lines) == 6 and lines[0].startswith("compiling an inner step (")
 
 
 def test_operands_of_convolutions_are_in_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
