@@ -106,6 +106,10 @@ class Traced(VmapBackend):
 
         return with_programs(rule)
 
+    def compiles(self, fast: Weights, shared: Weights, x: Given) -> bool:
+        """Whether an inner step on these inputs is a program; one that runs the tail alone has too few operations."""
+        return self.into_tail(self.by_name(fast), shared, x) is None
+
     def forward(self, fast: Mapping[str, Tensor], shared: Mapping[str, Tensor], x: Any, inner: bool) -> Tensor:
         outputs = super().forward(fast, shared, x, inner)
         return outputs if self.low is None else outputs.to(next(iter(fast.values())).dtype)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import copy
 import inspect
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, partial
+from itertools import takewhile
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -104,12 +105,29 @@ def initialised(module: nn.Module, seed: int) -> nn.Module:
     return module
 
 
+class Kept:
+    """What comes into the tail of a module, `[tasks, n, ...]`, and the weights that it was computed with."""
+
+    def __init__(self) -> None:
+        self.into: Tensor | None = None
+        self.shared: Mapping[str, Tensor] | None = None
+
+    def by(self, shared: Mapping[str, Tensor]) -> Tensor | None:
+        """What was computed with these weights, if it is here."""
+        return self.into if self.shared is shared else None
+
+
 class Given(NamedTuple):
     """The inputs of a batch of tasks. Padding has been filled with copies of real examples."""
 
     x: Inputs
     mask: Tensor | None = None  # [tasks, n]: True for a real example
     fewest: int | None = None  # real examples of the task that has the fewest; None where that is not known
+    kept: Kept | None = None  # from one inner step to the next; None: every step computes all
+
+    def afresh(self) -> Given:
+        """The same inputs, of which every inner step computes all."""
+        return self._replace(kept=None)
 
 
 def given(x: Inputs, mask: Tensor | None = None) -> Given:
@@ -126,6 +144,9 @@ def given(x: Inputs, mask: Tensor | None = None) -> Given:
 
 class VmapBackend:
     """Any module, by PyTorch's operations.
+
+    The *tail* of a module is the submodule that has all adapted weights, such as the head in ANIL, if the module ends
+    with it. What comes into it is the same at every inner step: it is computed once for a batch of tasks.
 
     Args:
         any_layout: whether the inner rule accepts all weights as one vector. Then it gets them so, if they are of one
@@ -149,6 +170,8 @@ class VmapBackend:
         self._promotes = False  # whether activations may have another type than weights
         self._tied = _tied(module)
         self._has_run = self._keeps_apart = False  # what needs to be looked at once alone
+        self.tail = _owner_of_all(adapted)
+        self._ends_with_tail = None if self.tail and not self._tied else False  # None: nobody has looked yet
 
     def start(self, params: Mapping[str, Tensor]) -> Weights:
         named = {name: params[name] for name in self.adapted if name in params}  # a task may have others of its own
@@ -168,7 +191,7 @@ class VmapBackend:
         return rule
 
     def inputs(self, x: Inputs, mask: Tensor | None = None) -> Any:
-        return given(x, mask)
+        return given(x, mask)._replace(kept=Kept())
 
     def shared(self, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return shared
@@ -184,7 +207,38 @@ class VmapBackend:
         fast = self.by_name(fast)
         if x.mask is not None and not self._keeps_apart:
             self._check_apart(fast, shared, x)
-        return self._run(fast, shared, x)[0]
+        into = self.into_tail(fast, shared, x)
+        return self._run(fast, shared, x)[0] if into is None else self._run_tail(fast, shared, x, into)
+
+    def into_tail(self, fast: Mapping[str, Tensor], shared: Mapping[str, Tensor], x: Given) -> Tensor | None:
+        """What comes into the tail, computed once for these inputs; None where a step has to run the whole module."""
+        if x.kept is None or self._ends_with_tail is False:
+            return None
+        if x.kept.by(shared) is None:
+            leaves = [weight for weight in fast.values() if weight.requires_grad]
+            if self._ends_with_tail is None and not (leaves and torch.is_grad_enabled()):
+                return None  # it takes gradients to look
+            outputs, _, caught = self._run(fast, shared, x, catch=True)
+            if self._ends_with_tail is None:
+                self._ends_with_tail = len(caught) == 1 and not _depends(caught[0], leaves)
+                if self._ends_with_tail:
+                    again = self._run_tail(fast, shared, x, caught[0])
+                    self._ends_with_tail = _near(again, outputs)
+            if not self._ends_with_tail:
+                return None
+            x.kept.into, x.kept.shared = caught[0], shared
+        return x.kept.into
+
+    def _run_tail(self, fast: Mapping[str, Tensor], shared: Mapping[str, Tensor], given: Given, into: Tensor) -> Tensor:
+        tail, prefix = self.module.get_submodule(self.tail), f"{self.tail}."
+        common = {name.removeprefix(prefix): one for name, one in shared.items() if name.startswith(prefix)}
+
+        def one_task(fast: Mapping[str, Tensor], into: Tensor, mask: Tensor | None) -> Tensor:
+            own = {name.removeprefix(prefix): one for name, one in fast.items()}
+            with _Replacing(self._functions_for(given, mask), self._promotes):
+                return functional_call(tail, {**common, **own}, (into,))
+
+        return self._of_tasks(one_task, fast, given._replace(x=into))
 
     def statistics(
         self, fast: Mapping[str, Tensor], shared: Mapping[str, Tensor], x: Given
@@ -206,18 +260,23 @@ class VmapBackend:
         return found
 
     def _run(
-        self, fast: Mapping[str, Tensor], shared: Mapping[str, Tensor], given: Given, watch: bool = False
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The outputs, and if asked for the statistics of batch norm's inputs."""
+        self,
+        fast: Mapping[str, Tensor],
+        shared: Mapping[str, Tensor],
+        given: Given,
+        watch: bool = False,
+        catch: bool = False,
+    ) -> tuple[Tensor, dict[str, Tensor], list[Tensor]]:
+        """The outputs; if asked for, the statistics of batch norm's inputs; if asked for, what comes into the tail."""
         with torch.inference_mode(False):  # a tensor of that mode does not count how often it was written
             buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         versions = {name: buffer._version for name, buffer in buffers.items()}
 
-        def one_task(fast: Mapping[str, Tensor], x: Inputs, mask: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
-            functions = self._functions
-            if mask is not None and not self._fixed_norms:
-                functions = {**functions, **masked_norms(mask, given.fewest)}
-            with _Replacing(functions, self._promotes), _watching(norms(self.module) if watch else {}, mask) as seen:
+        def one_task(fast: Mapping[str, Tensor], x: Inputs, mask: Tensor | None) -> Any:
+            replacing = _Replacing(self._functions_for(given, mask), self._promotes)
+            watched = norms(self.module) if watch else {}
+            tail = self.module.get_submodule(self.tail) if catch else None
+            with replacing, _watching(watched, mask) as seen, _catching(tail) as caught:
                 values = {**buffers, **shared, **fast}
                 values |= {name: values[first] for name, first in self._tied.items() if first in values}
                 after = dict(values)  # functional_call puts in what the module has then
@@ -227,25 +286,35 @@ class VmapBackend:
             if not isinstance(outputs, Tensor):
                 kind = "None" if outputs is None else f"a {type(outputs).__name__}"
                 raise UserError(f"the model returns {kind}; it must return one tensor, such as the logits")
-            return outputs, _pooled(seen)
+            return outputs, _pooled(seen), caught
 
+        outputs, statistics, caught = self._of_tasks(one_task, fast, given)
+        if outputs.dim() < 2:
+            raise UserError("the model returns a single number for a task; its outputs start with the examples")
+        for name, buffer in buffers.items():
+            if buffer._version != versions[name]:
+                raise UserError(_writes(name))
+        return outputs, statistics, caught
+
+    def _functions_for(self, given: Given, mask: Tensor | None) -> dict[Any, Any]:
+        """The functions to replace while a task runs, by what."""
+        if mask is None or self._fixed_norms:
+            return self._functions
+        return {**self._functions, **masked_norms(mask, given.fewest)}
+
+    def _of_tasks(self, one_task: Callable[..., Any], fast: Mapping[str, Tensor], given: Given) -> Any:
+        """What a function of a task's weights, inputs and mask returns for all tasks."""
         try:
             # Attention by its formula: the fused kernels have no second derivative.
             with sdpa_kernel(SDPBackend.MATH), weights_kept(self.module), self._noticing():
                 in_dims = (0, 0, None if given.mask is None else 0)
-                outputs, statistics = vmap(one_task, in_dims)(dict(fast), given.x, given.mask)
+                return vmap(one_task, in_dims)(dict(fast), given.x, given.mask)
         except RuntimeError as error:
             raise (
                 _of_other_types(error, given.x, fast) or _misfit(error, given.x) or explained(error, "model")
             ) from error
         except TypeError as error:  # several inputs may be others than the model's arguments
             raise (_misfit(error, given.x, every=True) if not isinstance(given.x, Tensor) else None) or error from error
-        if outputs.dim() < 2:
-            raise UserError("the model returns a single number for a task; its outputs start with the examples")
-        for name, buffer in buffers.items():
-            if buffer._version != versions[name]:
-                raise UserError(_writes(name))
-        return outputs, statistics
 
     @cached_property
     def _signature(self) -> inspect.Signature:
@@ -419,6 +488,42 @@ def _watching(layers: Mapping[str, nn.Module], mask: Tensor | None) -> Iterator[
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _owner_of_all(names: Iterable[str]) -> str:
+    """The smallest submodule that has all these weights; "" is the module itself."""
+    steps = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    return ".".join(step[0] for step in takewhile(lambda step: len(set(step)) == 1, steps))
+
+
+def _depends(value: Tensor, leaves: list[Tensor]) -> bool:
+    if not value.requires_grad:
+        return False
+    found = torch.autograd.grad(value.sum(), leaves, retain_graph=True, allow_unused=True)
+    return any(gradient is not None for gradient in found)
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-3, equal_nan=True)
+
+
+@contextmanager
+def _catching(layer: nn.Module | None) -> Iterator[list[Tensor]]:
+    """Collect what comes into a layer, where it is one tensor, each time that it runs."""
+    caught: list[Tensor] = []
+    if layer is None:
+        yield caught
+        return
+
+    def note(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        alone = len(args) == 1 and isinstance(args[0], Tensor) and not kwargs
+        caught.extend(args if alone else (torch.zeros(()), torch.zeros(())))  # two: not as it should be
+
+    hook = layer.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield caught
+    finally:
+        hook.remove()
 
 
 def _pooled(seen: Mapping[str, list[tuple[Tensor, Tensor, int]]]) -> dict[str, Tensor]:

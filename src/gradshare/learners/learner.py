@@ -159,6 +159,8 @@ class Learner:
             return None
         shared, support = self._shared_of_steps(state)[0], self._batch(x, y, None, inner=True)
         fast = self._fast(network.start(self._start(state)), shared, support, training=True)
+        if not network.compiles(fast, shared, support.x):
+            return f"none: an inner step runs {network.tail} alone"
         return network.share(fast, shared, support)
 
     def init(self, seed: int | None = None) -> MetaState:
@@ -238,18 +240,22 @@ class Learner:
 
     def _scores(self, fast: Weights, shared: Weights, query: Batch) -> Scores:
         """The query losses of every task at these weights."""
-        if isinstance(self.network, Traced) and torch.is_grad_enabled():
-            return self.network.scores(fast, shared, query)
+        if torch.is_grad_enabled() and self._compiles(fast, shared, query):
+            return cast(Traced, self.network).scores(fast, shared, query)
         logits = self.network.forward(fast, shared, query.x, inner=False)
         losses = self.losses(logits, query.y, query.mask)
         return Scores(losses.mean(), losses.detach(), logits)
+
+    def _compiles(self, fast: Weights, shared: Weights, batch: Batch) -> bool:
+        """Whether compiled programs compute this batch."""
+        return isinstance(self.network, Traced) and self.network.compiles(fast, shared, batch.x)
 
     def _support_gradients(
         self, fast: Weights, shared: Weights, support: Batch, create_graph: bool, training: bool = True
     ) -> Weights:
         """The support gradients of every task at these weights."""
-        if training and isinstance(self.network, Traced):  # other sizes than in training are not worth compiling
-            return self.network.gradients(fast, shared, support, create_graph)
+        if training and self._compiles(fast, shared, support):  # other sizes than in training are not worth compiling
+            return cast(Traced, self.network).gradients(fast, shared, support, create_graph)
         logits = self.network.forward(fast, shared, support.x, inner=True)
         return gradients_of(self.losses(logits, support.y, support.mask, inner=True), fast, create_graph)
 

@@ -61,7 +61,9 @@ class _Parts:
 
     def __init__(self, learner: Learner, state: MetaState, episodes: Episodes, size: int, sources: _Sources) -> None:
         self.learner, self.network, self.tasks = learner, learner.network, episodes.tasks
-        self.parts = [_Part(tasks, learner._support(episodes[tasks])) for tasks in _slices(episodes.tasks, size)]
+        self.parts = [
+            _Part(tasks, _nothing_kept(learner._support(episodes[tasks]))) for tasks in _slices(episodes.tasks, size)
+        ]
         # Compiled programs keep nothing of an inner step: there the query sets need the most memory.
         self.queries = _slices(episodes.tasks, 1 if isinstance(self.network, Traced) else size)
         self.episodes = episodes
@@ -214,6 +216,11 @@ class _Sources:
         used = [(tensor, leaf.grad) for tensor, leaf in self._pairs.values() if leaf.grad is not None]
         tensors, derivatives = zip(*used, strict=True)
         return list(torch.autograd.grad(tensors, list(leaves), derivatives, allow_unused=True))
+
+
+def _nothing_kept(batch: Batch) -> Batch:
+    """The same batch, of which each inner step computes all: the way back is one step at a time."""
+    return batch._replace(x=batch.x.afresh()) if hasattr(batch.x, "afresh") else batch
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from gradshare.engine.conv4.cpu import pooled_norm as norms
 from gradshare.engine.conv4.cpu.pooled_norm import First, Normalised, channels_last, channels_second, slices
 from gradshare.engine.operations import Geometry, conv_backward
+from gradshare.engine.vmapped import Kept
 
 aten = torch.ops.aten
 
@@ -39,6 +40,13 @@ class Images:
 
     def __init__(self, x: Tensor) -> None:
         self.x = x
+        self.kept: Kept | None = Kept()
+
+    def afresh(self) -> Images:
+        """The same images, of which every inner step computes all."""
+        images = Images(self.x)
+        images.kept = None
+        return images
 
     @cached_property
     def folded(self) -> Tensor:

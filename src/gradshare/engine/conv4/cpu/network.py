@@ -16,10 +16,12 @@ from gradshare.engine.conv4.cpu.first_block import Images, first_block
 from gradshare.engine.conv4.cpu.pooled_norm import pooled_norm
 from gradshare.engine.networks import Conv4, is_plain_conv4
 from gradshare.engine.operations import Geometry, conv
-from gradshare.engine.vmapped import Given, VmapBackend, given
+from gradshare.engine.vmapped import Given, VmapBackend
 from gradshare.errors import UserError
 from gradshare.method.episodes import Inputs
 from gradshare.method.rules import Weights
+
+HEAD = {"head.weight", "head.bias"}
 
 
 class CpuConv4(VmapBackend):
@@ -41,7 +43,7 @@ class CpuConv4(VmapBackend):
             check_images(self.module, x)
             if mask is None and fits(self.module, x):
                 return Images(x)
-        return given(x, mask)
+        return super().inputs(x, mask)
 
     def forward(self, fast: Weights, shared: Mapping[str, Tensor], x: Given | Images, inner: bool) -> Tensor:
         if isinstance(x, Given):
@@ -49,10 +51,17 @@ class CpuConv4(VmapBackend):
         assert isinstance(self.module, Conv4)
         same = {**dict(self.module.named_parameters()), **shared}  # a weight that is not trained is in neither
         own = self.by_name(fast)
-        if has_zero_gain({**same, **own}):
-            return super().forward(fast, shared, Given(x.x), inner)
         weights = {name: weight.expand(len(x.x), *weight.shape) for name, weight in same.items() if name not in own}
-        return forward(self.module, {**weights, **own}, x, self.low)
+        weights |= own
+        kept = x.kept if own.keys() <= HEAD else None
+        into = None if kept is None else kept.by(shared)
+        if into is None:
+            if has_zero_gain({**same, **own}):
+                return super().forward(fast, shared, Given(x.x), inner)
+            into = features(self.module, weights, x, self.low)
+        if kept is not None:
+            kept.into, kept.shared = into, shared
+        return torch.baddbmm(weights["head.bias"].unsqueeze(1), into, weights["head.weight"].mT)
 
 
 def check_images(module: Conv4, x: Tensor) -> None:  # [tasks, n, C, H, W]
@@ -75,10 +84,10 @@ def has_zero_gain(weights: Mapping[str, Tensor]) -> bool:
     return any((w == 0).any() for name, w in weights.items() if name.startswith("norms") and name.endswith("weight"))
 
 
-def forward(  # [tasks, n, ways]
+def features(  # [tasks, n, F]
     module: Conv4, weights: Mapping[str, Tensor], images: Images, low: torch.dtype | None = None
 ) -> Tensor:
-    """Run Conv4 on each task's images with that task's weights, `{name in the module: [tasks, *shape]}`."""
+    """What comes into the head, by each task's weights, `{name in the module: [tasks, *shape]}`."""
     tasks = len(images.x)
     geometry = Geometry([1, 1], [1, 1], [1, 1], False, [0, 0], tasks)
     x = images.folded
@@ -96,9 +105,8 @@ def forward(  # [tasks, n, ways]
             z = conv(x.to(low or x.dtype), filters.to(low or x.dtype), None, geometry).to(x.dtype)
             x = pooled_norm(z, gain, bias, norm.eps, module.SLOPE)
     n, _, height, width = x.shape
-    features = x.reshape(n, tasks, -1, height, width).transpose(0, 1).flatten(2)
-    logits = torch.baddbmm(weights["head.bias"].unsqueeze(1), features, weights["head.weight"].mT)
-    return _WithUnused.apply(logits, *(weights[f"convs.{layer}.bias"] for layer in range(len(module.convs))))
+    into = x.reshape(n, tasks, -1, height, width).transpose(0, 1).flatten(2)
+    return _WithUnused.apply(into, *(weights[f"convs.{layer}.bias"] for layer in range(len(module.convs))))
 
 
 class _WithUnused(torch.autograd.Function):
