@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import gradshare as gs
 from gradshare.engine import backends
-from gradshare.engine.conv4.triton import device
+from gradshare.engine.conv4.triton import device, packed
 from gradshare.engine.conv4.triton.packed import TritonConv4
 from gradshare.engine.traced import Traced
 from gradshare.method.preconditioners import Curvature
@@ -27,7 +27,6 @@ from tests.support.kernel_learners import (
     check_batch,
     check_meta_gradients_and_memory,
     conv4,
-    frozen,
     pair_of,
     start_of,
 )
@@ -66,6 +65,14 @@ def test_rules_that_need_names_see_weights_by_name() -> None:
 
 
 @needs_interpreter
+def test_anil_runs_the_body_once_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, features = [], packed.features
+    monkeypatch.setattr(packed, "features", lambda *given: runs.append(1) or features(*given))
+    check_meta_gradients_and_memory(gs.anil, gs.GradientSharing(), SMALL, steps=2)
+    assert len(runs) == 2 * 2  # support and query sets of two batches
+
+
+@needs_interpreter
 def test_features_are_in_the_order_of_the_head() -> None:
     """Here the last block returns images of 2 x 3."""
     learner, exact = pair_of(image=(2, 33, 50))
@@ -90,9 +97,7 @@ REFUSED = {
     "a subclass": (lambda: gs.maml(Plain(ways=2, filters=4, image=SMALL)), "not Plain"),
     "float64": (lambda: gs.maml(conv4().double()), "float32"),
     "half": (lambda: gs.maml(conv4().half()), "float32"),
-    "batch norm adapted": (lambda: gs.maml(conv4(), adapt_norm=True), "adapt filters and head"),
-    "anil": (lambda: gs.anil(conv4()), "adapt filters and head"),
-    "a frozen layer": (lambda: gs.maml(frozen(conv4(), "convs.1")), "adapt filters and head"),
+    "batch norm adapted": (lambda: gs.maml(conv4(), adapt_norm=True), "do not adapt batch norm"),
     "15 channels": (lambda: gs.maml(conv4((15, 16, 16))), "at most 7 channels, not 15"),
 }
 

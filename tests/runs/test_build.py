@@ -142,8 +142,10 @@ def test_methods_that_the_kernels_do_not_support(monkeypatch: pytest.MonkeyPatch
     assert "network of ALFA by PyTorch's operations" in choice_for(RunConfig(method="alfa"))._arithmetic
     for arm, norm in (("equivariant", "global"), ("shared", "tensor")):
         assert f"the directions of {arm}" in choice_for(RunConfig(arm=arm, norm=norm))._arithmetic  # type: ignore[arg-type]
-    by_operations: list[dict[str, Any]] = [{"method": name} for name in ("anil", "boil", "protomaml")]
-    by_operations += [{"adapt_norm": True}, {"adapt": "head"}, {"method": "reptile", "arm": "original"}]
+    for options in ({"method": "anil"}, {"method": "boil"}, {"adapt": "convs.3,head"}):
+        assert choice_for(RunConfig(**options)).precision == "tf32"  # type: ignore[arg-type]
+    by_operations: list[dict[str, Any]] = [{"method": "protomaml"}, {"method": "reptile", "arm": "original"}]
+    by_operations += [{"adapt_norm": True}, {"adapt": "head, norms.0.weight"}]
     for options in by_operations:
         assert choice_for(RunConfig(**options)).precision == "float32"  # type: ignore[arg-type]
     compiled = choice_for(RunConfig(adapt_norm=True, precision="bf16"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,7 @@ from tests.support.kernel_learners import (
     dead_units,
     exactly,
     far_from_zero,
+    frozen,
     in_float64,
     pair_of,
     start_of,
@@ -37,6 +40,28 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["maml++, conditioned", "meta-sgd, tensor", "zero head, global"])
 def test_meta_gradients_and_memory_of_one_inner_step(name: str) -> None:
     check_meta_gradients_and_memory(*EVERY[name], steps=1)
+
+
+def with_a_frozen_layer(model: gs.Conv4, **more: Any) -> gs.Learner:
+    weight = frozen(model, "convs.1").convs[1].weight
+    weight.data.copy_(torch.cos(torch.arange(weight.numel())).view(weight.shape) / 3)  # the same in both learners
+    return gs.maml(model, **more)
+
+
+SOME_ADAPTED: dict[str, Any] = {
+    "boil": (gs.boil, gs.GradientSharing()),
+    "by name": (lambda model, **more: gs.maml(model, adapt=["convs.2", "head"], **more), gs.GradientSharing("tensor")),
+    "weights seen by name": (lambda model, **more: gs.alfa(model, adapt=["convs.3", "head"], **more), None),
+    "a value for each step": (lambda model, **more: gs.maml_plus_plus(model, adapt="head", **more), gs.GateOnly()),
+    "frozen": (with_a_frozen_layer, gs.GradientSharing()),
+}
+
+
+@needs_interpreter
+@pytest.mark.parametrize("make, sharing", SOME_ADAPTED.values(), ids=SOME_ADAPTED)
+def test_some_weights_are_not_adapted(make: Any, sharing: Any) -> None:
+    assert pair_of(make, sharing)[0].network.fixed
+    check_meta_gradients_and_memory(make, sharing, SMALL)
 
 
 @needs_interpreter

@@ -257,6 +257,9 @@ def start_statistics(norm: Any, like: Tensor) -> None:
     norm.num_batches_tracked = torch.tensor(1, device=like.device)  # the support set is one batch
 
 
+CONV4_HEAD = {"head.weight", "head.bias"}
+
+
 def is_plain_conv4(module: nn.Module) -> TypeGuard[Conv4]:
     """Whether the module is an unchanged Conv4, without hooks and replaced layers, so that faster code can run it."""
     if type(module) is not Conv4 or module.SLOPE < 0 or any(_is_changed(layer) for layer in module.modules()):

@@ -182,7 +182,7 @@ class VmapBackend:
 
     def pack(self, tree: Tree) -> Tree:
         vector = self._vector
-        return tree if vector is None else packed_tree(tree, vector.shapes, vector.sizes, vector.pack)
+        return tree if vector is None else packed_tree(tree, vector.shapes, vector.pack)
 
     def unpack(self, tree: Tree) -> Tree:
         return tree if self._vector is None else unpacked_tree(tree, self._vector.unpack)
@@ -409,19 +409,15 @@ class Vector:
         return self._channels_last and dims == 4
 
 
-def packed_tree(tree: Tree, shapes: Mapping[str, Size], sizes: list[int], pack: Callable[[Weights], Tensor]) -> Tree:
-    """A rule's learned values or memory, those that belong to weights in one vector.
-
-    Args:
-        sizes: how many elements of the vector each weight has.
-    """
+def packed_tree(tree: Tree, shapes: Mapping[str, Size], pack: Callable[[Weights], Tensor]) -> Tree:
+    """A rule's learned values or memory, those that belong to weights in one vector."""
     if set(tree) != set(shapes):
-        return {n: packed_tree(v, shapes, sizes, pack) if isinstance(v, dict) else v for n, v in tree.items()}
+        return {n: packed_tree(v, shapes, pack) if isinstance(v, dict) else v for n, v in tree.items()}
     if all(tree[name].shape[-len(shape) :] == shape for name, shape in shapes.items()):
         return {ALL: pack(tree)}
     # a value for each weight tensor, [...]: the same for all its elements
-    spread = [tree[name].unsqueeze(-1) for name in shapes]
-    return {ALL: torch.cat([v.expand(*v.shape[:-1], n) for v, n in zip(spread, sizes, strict=True)], -1)}
+    spread = {name: tree[name].view(*tree[name].shape, *(1 for _ in shape)) for name, shape in shapes.items()}
+    return {ALL: pack({name: value.expand(*tree[name].shape, *shapes[name]) for name, value in spread.items()})}
 
 
 def unpacked_tree(tree: Tree, unpack: Callable[[Tensor], Tree]) -> Tree:

@@ -136,10 +136,8 @@ def _no_kernels(config: RunConfig) -> str | None:
         return f"they know the backbone conv4, not {config.backbone}"
     if config.method == "protomaml":
         return "they know a head of one size, and that of protomaml follows the task"
-    if config.method in ("anil", "boil") or config.adapt is not None:
-        other = {"anil": "anil adapts the head alone", "boil": "boil all but the head"}
-        return f"they adapt all filters and the head, and {other.get(config.method, f'this run {config.adapt}')}"
-    if config.adapt_norm or config.method == "reptile":
+    norms = [name for name in (config.adapt or "").split(",") if name.strip().startswith("norms")]
+    if config.adapt_norm or norms or (config.method == "reptile" and config.adapt is None):
         return "they do not adapt batch norm"
     return None
 

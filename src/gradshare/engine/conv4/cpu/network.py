@@ -14,14 +14,12 @@ from torch import Tensor, nn
 
 from gradshare.engine.conv4.cpu.first_block import Images, first_block
 from gradshare.engine.conv4.cpu.pooled_norm import pooled_norm
-from gradshare.engine.networks import Conv4, is_plain_conv4
+from gradshare.engine.networks import CONV4_HEAD, Conv4, is_plain_conv4
 from gradshare.engine.operations import Geometry, conv
 from gradshare.engine.vmapped import Given, VmapBackend
 from gradshare.errors import UserError
 from gradshare.method.episodes import Inputs
 from gradshare.method.rules import Weights
-
-HEAD = {"head.weight", "head.bias"}
 
 
 class CpuConv4(VmapBackend):
@@ -53,7 +51,7 @@ class CpuConv4(VmapBackend):
         own = self.by_name(fast)
         weights = {name: weight.expand(len(x.x), *weight.shape) for name, weight in same.items() if name not in own}
         weights |= own
-        kept = x.kept if own.keys() <= HEAD else None
+        kept = x.kept if own.keys() <= CONV4_HEAD else None
         into = None if kept is None else kept.by(shared)
         if into is None:
             if has_zero_gain({**same, **own}):

@@ -41,6 +41,7 @@ from gradshare.engine.conv4.triton.device import (
     through_activation,
     wait,
 )
+from gradshare.engine.vmapped import Kept
 
 PATCHES = Tile(positions=64, depth=0, warps=4, stages=0)
 TILE = Tile(positions=32, depth=0, warps=4, stages=0)
@@ -291,6 +292,11 @@ class Patches(NamedTuple):
     x: Tensor  # [tasks, n, H, W, K]; K = 9 * channels, padded to a multiple of 16
     mean: Tensor  # [tasks, BK]
     covariance: Tensor  # [tasks, BK, BK]
+    kept: Kept | None = None  # what comes into the head, from one inner step to the next
+
+    def afresh(self) -> Patches:
+        """The same images, of which every inner step computes all."""
+        return self._replace(kept=None)
 
     @property
     def positions(self) -> int:

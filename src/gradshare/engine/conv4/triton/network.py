@@ -75,6 +75,11 @@ def network(flat: Tensor, norms: Tensor, patches: Patches, plan: Plan, inner: bo
     return _Network.apply(flat, norms, patches, plan, inner)[0]
 
 
+def features(flat: Tensor, norms: Tensor, patches: Patches, plan: Plan) -> Tensor:  # [tasks, n, H*W*C], float32
+    """What comes into the head; differentiable once. The weights of the head are not used."""
+    return _Features.apply(flat, norms, patches, plan)
+
+
 class _Block(NamedTuple):
     """What a block keeps for its derivatives. The first block keeps no `x` and `z`: `_Run.patches` replaces them."""
 
@@ -153,6 +158,22 @@ class _Network(torch.autograd.Function):
         to_flat, means = _first(run, g) if run.tangent is None else _second(run, g)
         to_norms = _to_norms(run, means) if ctx.needs_input_grad[1] else None
         return to_flat, to_norms, None, None, None
+
+
+class _Features(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, flat: Tensor, norms: Tensor, patches: Patches, plan: Plan) -> Tensor:
+        ctx.run = _forward(flat, norms, patches, plan, inner=False)[0]
+        return ctx.run.features.float()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        run: _Run = ctx.run
+        collected, top = _WeightsGradient(run), run.blocks[-1]
+        collected.head([(run.features, g.new_zeros(*g.shape[:2], run.plan.head.rows))])
+        to_flat, means = _first_of_body(run, collected, g.to(run.features.dtype).contiguous().view_as(top.peak))
+        return to_flat, _to_norms(run, means) if ctx.needs_input_grad[1] else None, None, None
 
 
 class _FirstDerivative(torch.autograd.Function):
@@ -235,9 +256,20 @@ class _WeightsGradient:
 
 def _first(run: _Run, g: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Return the gradient with respect to all weights, and the means of a and a y of each block."""
-    plan, collected, g = run.plan, _WeightsGradient(run), g.contiguous()
-    gradient, means = _through_head(run, [(g, run.flat)])
+    collected, g = _WeightsGradient(run), g.contiguous()
+    gradient = _through_head(run, [(g, run.flat)])
     collected.head([(run.features, g)])
+    return _first_of_body(run, collected, gradient, g)
+
+
+def _first_of_body(
+    run: _Run,
+    collected: _WeightsGradient,
+    gradient: Tensor,  # with respect to the last block's output
+    g: Tensor | None = None,  # with respect to the logits, if the inner loop asks
+) -> tuple[Tensor, list[Tensor]]:
+    """The same from the last block on."""
+    plan, means = run.plan, _top_means(run, gradient)
     all_gradients, all_means, all_dz = [gradient], [means], []
     for layer in reversed(range(1, len(run.blocks))):
         block = run.blocks[layer]
@@ -253,7 +285,7 @@ def _first(run: _Run, g: Tensor) -> tuple[Tensor, list[Tensor]]:
     collected.first_block(run, gradient)
     total = collected.total()
     xa = first_block.finish(plan.filters[0].of(total), run.patches, run.moments, run.norms[0, 0], means)
-    if run.inner:
+    if run.inner and g is not None:
         run.first = _First(g, all_gradients[::-1], all_means[::-1], [NOTHING, *all_dz[::-1]], xa)
     return total, all_means[::-1]
 
@@ -293,7 +325,8 @@ def _second(run: _Run, c: Tensor) -> tuple[Tensor, list[Tensor]]:
     means."""
     plan, first, tangent, collected, c = run.plan, run.first, run.tangent, _WeightsGradient(run), c.contiguous()
     assert first is not None and tangent is not None
-    gradient, means = _through_head(run, [(c, run.flat), (first.g, tangent.flat)])
+    gradient = _through_head(run, [(c, run.flat), (first.g, tangent.flat)])
+    means = _top_means(run, gradient)
     collected.head([(run.features, c), (tangent.v[-1].view_as(run.features), first.g)])
     all_means = [means]
     for layer in reversed(range(1, len(run.blocks))):
@@ -323,13 +356,17 @@ def _to_images(run: _Run, layer: int, pairs: list[Pair]) -> tuple[Tensor, Tensor
     return convolve(pairs, below.peak.shape[-1], 9, plan.precision, adjoint=True, sums=sums)
 
 
-def _through_head(run: _Run, pairs: list[Pair]) -> tuple[Tensor, Tensor]:
-    """Return the gradient with respect to the last block's output and its means, from pairs of a gradient with respect
-    to the logits and the weights [tasks, P] of the head."""
-    top = run.blocks[-1]
+def _through_head(run: _Run, pairs: list[Pair]) -> Tensor:
+    """Return the gradient with respect to the last block's output, from pairs of a gradient with respect to the logits
+    and the weights [tasks, P] of the head."""
     through = [(g, run.plan.head.of(weights)) for g, weights in pairs]
-    gradient = head.features_gradient(through, run.features.dtype).view_as(top.peak)
-    return gradient, pooled_norm.pooled_means(gradient, top.peak, top.code, top.positions, run.plan.slope)
+    return head.features_gradient(through, run.features.dtype).view_as(run.blocks[-1].peak)
+
+
+def _top_means(run: _Run, gradient: Tensor) -> Tensor:
+    """Return the means of a and a y of the last block, from the gradient with respect to its output."""
+    top = run.blocks[-1]
+    return pooled_norm.pooled_means(gradient, top.peak, top.code, top.positions, run.plan.slope)
 
 
 def _to_norms(run: _Run, means: list[Tensor]) -> Tensor:  # [blocks, 2, C]

@@ -15,17 +15,22 @@ from torch.autograd.function import once_differentiable
 
 from gradshare.engine.backends import Precision
 from gradshare.engine.conv4.triton.first_block import Patches, patches
-from gradshare.engine.conv4.triton.network import Part, Plan, network
+from gradshare.engine.conv4.triton.network import Part, Plan, features, network
 from gradshare.engine.conv4.triton.programs import with_programs
-from gradshare.engine.networks import Conv4
-from gradshare.engine.vmapped import ALL, packed_tree, unpacked_tree
+from gradshare.engine.networks import CONV4_HEAD, Conv4
+from gradshare.engine.vmapped import ALL, Kept, packed_tree, unpacked_tree
 from gradshare.errors import UserError
 from gradshare.method.episodes import Inputs
 from gradshare.method.rules import InnerStep, Moved, Rule, Tree, Weights
 
+NORMS, FIXED = "norms", "fixed"  # what all tasks have in common
+
 
 class TritonConv4:
-    """Conv4 with all adapted weights of a task in one vector.
+    """Conv4 with all filters and the head of a task in one vector.
+
+    Weights that the inner loop does not adapt are zero there. They are in a vector of their own, which all tasks have
+    in common. If the head alone is adapted, what comes into it is computed once for a batch.
 
     A filter [O, C, 3, 3] is kept as [3 * 3 * C, O], its rows padded with zeros to a multiple of 16 in the first layer;
     the head [ways, C * H * W] as [ways, H * W * C]; and each weight is padded to a multiple of 16 elements. The padding
@@ -35,7 +40,8 @@ class TritonConv4:
     def __init__(self, module: Conv4, adapted: tuple[str, ...], any_layout: bool, precision: Precision) -> None:
         self.module, self.adapted, self.any_layout, self.precision = module, adapted, any_layout, precision
         self.layers = len(module.convs)
-        self.shapes = {name: module.get_parameter(name).shape for name in adapted}
+        self.shapes = {name: p.shape for name, p in module.named_parameters() if not name.startswith("norms")}
+        self.fixed = [name for name in self.shapes if name not in adapted]
 
     @cached_property
     def _orders(self) -> dict[str, Tensor]:
@@ -77,8 +83,12 @@ class TritonConv4:
         return index.to(device), named.to(device)
 
     def _pack(self, weights: Mapping[str, Tensor]) -> Tensor:  # {name: [..., *shape]} -> [..., P]
-        flat = [weights[name].flatten(-len(shape)) for name, shape in self.shapes.items()]
-        zero = flat[0].new_zeros(()).expand(*flat[0].shape[:-1], 1)
+        some, of = next((weights[name], self.shapes[name]) for name in self.shapes if name in weights)
+        zero = some.new_zeros(()).expand(*some.shape[: some.dim() - len(of)], 1)
+        flat = [
+            weights[name].flatten(-len(shape)) if name in weights else zero.expand(*zero.shape[:-1], shape.numel())
+            for name, shape in self.shapes.items()
+        ]
         return _Reorder.apply(torch.cat([*flat, zero], -1), *self._places)
 
     def _unpack(self, packed: Tensor) -> dict[str, Tensor]:
@@ -89,17 +99,19 @@ class TritonConv4:
         return {
             name: part.view(*part.shape[:-1], *shape)
             for (name, shape), part in zip(self.shapes.items(), parts, strict=False)
+            if name in self.adapted
         }
 
     def start(self, params: Mapping[str, Tensor]) -> Weights:
-        return {ALL: self._pack(params)}
+        return {ALL: self._pack({name: params[name] for name in self.adapted})}
 
     def by_name(self, fast: Weights) -> Weights:
         return self._unpack(fast[ALL])
 
     def pack(self, tree: Tree) -> Tree:
         """A rule's learned values or memory, those that belong to weights packed."""
-        return packed_tree(tree, self.shapes, self._sizes, self._pack) if self.any_layout else tree
+        adapted = {name: self.shapes[name] for name in self.adapted}
+        return packed_tree(tree, adapted, self._pack) if self.any_layout else tree
 
     def unpack(self, tree: Tree) -> Tree:
         """The reverse of `pack`, for a memory."""
@@ -120,14 +132,21 @@ class TritonConv4:
             raise UserError("the fast kernels give no gradient by the images; use precision='float32'")
         if x.shape[2:] != self.module.image:
             raise UserError(f"the model takes images of {list(self.module.image)}, not {list(x.shape[2:])}")
-        return patches(x, self.precision)
+        kept = Kept() if CONV4_HEAD.issuperset(self.adapted) else None
+        return patches(x, self.precision)._replace(kept=kept)
 
     def shared(self, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Gain and bias of batch norm, [blocks, 2, C]."""
+        """Gain and bias of batch norm, [blocks, 2, C], and the other weights that are not adapted, as one vector."""
         names = [f"norms.{layer}.{part}" for layer in range(self.layers) for part in ("weight", "bias")]
         frozen = self.module.get_parameter  # what is not trained is in no state
-        norms = [shared[name] if name in shared else frozen(name).detach() for name in names]
-        return {ALL: torch.stack(norms).unflatten(0, (self.layers, 2))}
+        found = {n: shared[n] if n in shared else frozen(n).detach() for n in [*names, *self.fixed]}
+        norms = torch.stack([found.pop(name) for name in names]).unflatten(0, (self.layers, 2))
+        return {NORMS: norms, FIXED: self._pack(found)} if found else {NORMS: norms}
+
+    @cached_property
+    def _moves(self) -> Tensor:  # [P]
+        """One for each element of an adapted weight, zero for all others."""
+        return self._pack({name: torch.ones_like(self.module.get_parameter(name)) for name in self.adapted}).detach()
 
     @cached_property
     def _plan(self) -> Plan:
@@ -149,7 +168,14 @@ class TritonConv4:
 
     def forward(self, fast: Weights, shared: Mapping[str, Tensor], x: Patches, inner: bool) -> Tensor:
         """Logits, [tasks, n, ways]."""
-        return network(fast[ALL], shared[ALL], x, self._plan, inner)
+        flat = torch.addcmul(shared[FIXED], fast[ALL], self._moves) if FIXED in shared else fast[ALL]
+        if x.kept is None:
+            return network(flat, shared[NORMS], x, self._plan, inner)
+        into = x.kept.by(shared)
+        if into is None:
+            into = features(shared[FIXED].expand_as(flat), shared[NORMS], x, self._plan)
+            x.kept.into, x.kept.shared = into, shared
+        return torch.baddbmm(self._plan.head_bias.of(flat), into, self._plan.head.of(flat).mT)
 
 
 @dataclass(frozen=True)
