@@ -157,10 +157,11 @@ def filters_program(
     gradient += task * positions * targets
     total = tl.zeros([BM, BN], tl.float32)
     end = tl.minimum(positions, (split + 1) * chunk)
+    first = split * chunk + tl.arange(0, BK)
+    image, row, column = first // (rows * columns), first // columns % rows, first % columns
+    next_image, next_row, next_column = BK // (rows * columns), BK // columns % rows, BK % columns
     for m0 in range(split * chunk, end, BK):
-        m = m0 + tl.arange(0, BK)
-        line = m // columns
-        start, row, column = line // rows * (height * width), line % rows, m % columns
+        m, start = m0 + tl.arange(0, BK), image * (height * width)
         if SOURCES == 0:
             place, there = _places(
                 row, column, k0 // sources // taps_w, k0 // sources % taps_w, height, width,
@@ -181,6 +182,11 @@ def filters_program(
             other=0.0,
         )
         total = tl.dot(tl.trans(coming), patch, total, input_precision=PRECISION)
+        column += next_column  # a step further, without a division
+        row += next_row + (column >= columns)
+        image += next_image + (row >= rows)
+        column -= tl.where(column >= columns, columns, 0)
+        row -= tl.where(row >= rows, rows, 0)
     to = (task * splits + split) * targets * taps * sources
     to = target + to + out[:, None] * (taps * sources) + (tap * sources + channel)[None, :]
     tl.store(to, total.to(target.dtype.element_ty), mask=(out < targets)[:, None] & (tap < taps)[None, :])
@@ -219,7 +225,7 @@ def filters_gradient(g: Tensor, x: Tensor, how: Options, target: Tensor) -> Tens
     tile = FILTERS._replace(rows=min(FILTERS.rows, padded_channels(targets)), columns=block)
     tile = tile._replace(warps=4 if tile.rows * tile.columns <= 64 * 128 else tile.warps)
     groups = -(-targets // tile.rows) * -(-depth // tile.columns) * tasks
-    wanted = max(1, min(-(-positions // (4 * tile.depth)), -(-2 * device.processors(g.device) // groups)))
+    wanted = max(1, min(-(-positions // (4 * tile.depth)), 2 * device.processors(g.device) // groups))  # two at a time
     chunk = -(-positions // (wanted * tile.depth)) * tile.depth
     splits = -(-positions // chunk)
     parts = target if splits == 1 else g.new_empty(tasks, splits, target[0].numel(), dtype=torch.float32)
