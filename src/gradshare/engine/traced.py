@@ -409,9 +409,10 @@ def compiled(module: GraphModule, what: str) -> Program:
     examples = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     results = module.graph.output_node()  # which lie in memory as they are written down: another program may take them
     results.meta["user_visible_output_idxs"] = list(range(len(cast(Any, results.args[0]))))
-    # Rather compute activations again from a convolution's result than keep them beside it.
-    again = inductor.config.patch(realize_reads_threshold=8)
-    with warnings.catch_warnings(), again, torch.no_grad(), tracing(TracingContext(examples[0].fake_mode)):
+    # Rather compute activations again from a convolution's result than keep them beside it. No gaps between the rows of
+    # a tensor: our operators take none, so that each would copy it.
+    how = inductor.config.patch(realize_reads_threshold=8, comprehensive_padding=False)
+    with warnings.catch_warnings(), how, torch.no_grad(), tracing(TracingContext(examples[0].fake_mode)):
         warnings.simplefilter("ignore")  # on a GPU the compiler advises TF32, and tells how it computes a softmax
         return cast(Program, inductor.compile_fx_inner(module, examples))
 
