@@ -411,8 +411,11 @@ def compiled(module: GraphModule, what: str) -> Program:
     results.meta["user_visible_output_idxs"] = list(range(len(cast(Any, results.args[0]))))
     # Rather compute activations again from a convolution's result than keep them beside it. No gaps between the rows of
     # a tensor: our operators take none, so that each would copy it.
-    how = inductor.config.patch(realize_reads_threshold=8, comprehensive_padding=False)
-    with warnings.catch_warnings(), how, torch.no_grad(), tracing(TracingContext(examples[0].fake_mode)):
+    how = {"realize_reads_threshold": 8, "comprehensive_padding": False}
+    if examples[0].device.type == "cuda":  # where that also pays for long expressions of many values
+        how |= {"realize_opcount_threshold": 100, "realize_acc_reads_threshold": 24}
+    options, fake = inductor.config.patch(how), examples[0].fake_mode
+    with warnings.catch_warnings(), options, torch.no_grad(), tracing(TracingContext(fake)):
         warnings.simplefilter("ignore")  # on a GPU the compiler advises TF32, and tells how it computes a softmax
         return cast(Program, inductor.compile_fx_inner(module, examples))
 
