@@ -119,7 +119,7 @@ def record(precision: Any) -> list[Launch]:
 
 def convolutions() -> None:
     """Launch the programs of `implicit.py`, with channels of every kind."""
-    for sources, targets in ((3, 64), (48, 48), (64, 128), (512, 512)):
+    for sources, targets in ((8, 64), (48, 48), (64, 128), (512, 512)):
         how = Options([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
         x, g, w = (
             torch.empty(4, *size, dtype=torch.bfloat16)
@@ -145,6 +145,7 @@ def compiled(asked: Launch) -> dict[str, Any]:
         "options": dict(asked.options),
         "shared": kernel.metadata.shared,
         "waits": "griddepcontrol.wait" in kernel.asm["ptx"],
+        "ahead": kernel.asm["ptx"].count("cp.async.cg.shared.global"),  # loads of 16 bytes, while it computes
         **registers(kernel.asm["cubin"]),
         "seconds": round(time.monotonic() - begun, 2),
     }
@@ -198,6 +199,8 @@ def check_compiled(*words: str) -> None:
     assert sorted({program["program"] for program in compiled_programs}) == names["all"]  # every program is launched
     assert max(program["shared"] for program in compiled_programs) <= SHARED
     assert all(program["waits"] for program in compiled_programs)
+    of_all_tasks = [program for program in compiled_programs if program["program"].startswith("implicit.")]
+    assert all(program["ahead"] and not program.get("spilled") for program in of_all_tasks)
 
 
 if __name__ == "__main__":

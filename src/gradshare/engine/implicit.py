@@ -90,8 +90,11 @@ def patches_program(
     wait()
     m, task = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(2).to(tl.int64)
     out, within = tl.program_id(1) * BN + tl.arange(0, BN), tl.arange(0, BK)
-    image, row, column = m // (rows * columns), m // columns % rows, m % columns
+    line = m // columns
+    image, row, column = line // rows, line % rows, m % columns
     n = positions // (rows * columns)
+    if SOURCES:  # known to the compiler, which then loads several channels at a time
+        sources = SOURCES
     source += task * n * height * width * sources
     filters += task * targets * taps * sources
     target += task * positions * targets
@@ -99,7 +102,8 @@ def patches_program(
     total = tl.zeros([BM, BN], tl.float32)
     for k0 in range(0, taps * sources, BK):
         if SOURCES == 0:  # the whole step is at one tap
-            tap, channel = k0 // sources, k0 % sources + within
+            tap = k0 // sources
+            channel = k0 - tap * sources + within
             place, there = _places(
                 row, column, tap // taps_w, tap % taps_w, height, width,
                 stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, ADJOINT,
@@ -142,17 +146,22 @@ def filters_program(
     out, split = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(2) % splits
     task, k0 = (tl.program_id(2) // splits).to(tl.int64), tl.program_id(1) * BN
     if SOURCES == 0:
-        tap, channel = k0 // sources + tl.zeros([BN], tl.int32), k0 % sources + tl.arange(0, BN)
+        tap = k0 // sources + tl.zeros([BN], tl.int32)
+        channel = k0 - k0 // sources * sources + tl.arange(0, BN)
     else:
         tap, channel = (k0 + tl.arange(0, BN)) // SOURCES, (k0 + tl.arange(0, BN)) % SOURCES
     n = positions // (rows * columns)
+    if SOURCES:  # known to the compiler, which then loads several channels at a time
+        sources = SOURCES
     source += task * n * height * width * sources
     gradient += task * positions * targets
     total = tl.zeros([BM, BN], tl.float32)
     end = tl.minimum(positions, (split + 1) * chunk)
+    first = split * chunk + tl.arange(0, BK)
+    image, row, column = first // (rows * columns), first // columns % rows, first % columns
+    next_image, next_row, next_column = BK // (rows * columns), BK // columns % rows, BK % columns
     for m0 in range(split * chunk, end, BK):
-        m = m0 + tl.arange(0, BK)
-        start, row, column = m // (rows * columns) * (height * width), m // columns % rows, m % columns
+        m, start = m0 + tl.arange(0, BK), image * (height * width)
         if SOURCES == 0:
             place, there = _places(
                 row, column, k0 // sources // taps_w, k0 // sources % taps_w, height, width,
@@ -173,6 +182,11 @@ def filters_program(
             other=0.0,
         )
         total = tl.dot(tl.trans(coming), patch, total, input_precision=PRECISION)
+        column += next_column  # a step further, without a division
+        row += next_row + (column >= columns)
+        image += next_image + (row >= rows)
+        column -= tl.where(column >= columns, columns, 0)
+        row -= tl.where(row >= rows, rows, 0)
     to = (task * splits + split) * targets * taps * sources
     to = target + to + out[:, None] * (taps * sources) + (tap * sources + channel)[None, :]
     tl.store(to, total.to(target.dtype.element_ty), mask=(out < targets)[:, None] & (tap < taps)[None, :])
@@ -211,7 +225,7 @@ def filters_gradient(g: Tensor, x: Tensor, how: Options, target: Tensor) -> Tens
     tile = FILTERS._replace(rows=min(FILTERS.rows, padded_channels(targets)), columns=block)
     tile = tile._replace(warps=4 if tile.rows * tile.columns <= 64 * 128 else tile.warps)
     groups = -(-targets // tile.rows) * -(-depth // tile.columns) * tasks
-    wanted = max(1, min(-(-positions // (4 * tile.depth)), -(-2 * device.processors(g.device) // groups)))
+    wanted = max(1, min(-(-positions // (4 * tile.depth)), 2 * device.processors(g.device) // groups))  # two at a time
     chunk = -(-positions // (wanted * tile.depth)) * tile.depth
     splits = -(-positions // chunk)
     parts = target if splits == 1 else g.new_empty(tasks, splits, target[0].numel(), dtype=torch.float32)

@@ -378,6 +378,22 @@ def _in_memory(node: Node, *arguments: Any) -> tuple[tuple[Any, ...], dict[str, 
     return tuple(place(*pair) for pair in zip(arguments, node.args, strict=True)), {}
 
 
+def _place(module: GraphModule) -> None:
+    """Have each operand of our operators laid out where it is computed, for all that read it.
+
+    The compiler would lay it out for the first that does, such as a sum, and copy it for the operator.
+    """
+    for node in list(module.graph.nodes):
+        users = [user.target for user in node.users]
+        if not any(isinstance(target, OpOverload) and target.namespace == "gradshare" for target in users):
+            continue
+        with module.graph.inserting_after(node):
+            place = torch.ops.prims.inductor_force_stride_order.default
+            placed = module.graph.call_function(place, (node, node.meta["val"].stride()))
+        placed.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(placed, lambda user, placed=placed: user is not placed)
+
+
 def _by_pytorch(operation: OpOverload) -> bool:
     """Whether the compiler leaves an operation to PyTorch's own kernels; convolutions are ours."""
     _inductor()
@@ -393,12 +409,17 @@ def compiled(module: GraphModule, what: str) -> Program:
     inductor = _inductor()
     for listen in _listeners:
         listen(f"compiling {what} ({len(module.graph.nodes):,} operations); later runs find it compiled")
+    _place(module)
     examples = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     results = module.graph.output_node()  # which lie in memory as they are written down: another program may take them
     results.meta["user_visible_output_idxs"] = list(range(len(cast(Any, results.args[0]))))
-    # Rather compute activations again from a convolution's result than keep them beside it.
-    again = inductor.config.patch(realize_reads_threshold=8)
-    with warnings.catch_warnings(), again, torch.no_grad(), tracing(TracingContext(examples[0].fake_mode)):
+    # Rather compute activations again from a convolution's result than keep them beside it. No gaps between the rows of
+    # a tensor: our operators take none, so that each would copy it.
+    how = {"realize_reads_threshold": 8, "comprehensive_padding": False}
+    if examples[0].device.type == "cuda":  # where that also pays for long expressions of many values
+        how |= {"realize_opcount_threshold": 100, "realize_acc_reads_threshold": 24}
+    options, fake = inductor.config.patch(how), examples[0].fake_mode
+    with warnings.catch_warnings(), options, torch.no_grad(), tracing(TracingContext(fake)):
         warnings.simplefilter("ignore")  # on a GPU the compiler advises TF32, and tells how it computes a softmax
         return cast(Program, inductor.compile_fx_inner(module, examples))
 
