@@ -240,6 +240,24 @@ def methods(context: Context) -> None:
     context.time(method_cases(context), "general-methods.json")
 
 
+def profiles(context: Context) -> None:
+    """Which kernels take the time of a step, operation by operation: what to make faster next."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if context.device != "cpu":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    for case in (*resnet_cases(context), *user_cases(context), *method_cases(context)[:2]):
+        if time.monotonic() > context.end:
+            return
+        timing = Timing(case if context.device == "cpu" else replace(case, engine="eager"), 1)
+        with torch.profiler.profile(activities=activities) as profile:
+            timing.block()
+        order = "self_cpu_time_total" if context.device == "cpu" else "self_cuda_time_total"
+        name = f"profile-{case.backbone.rpartition(':')[-1]}-{case.method}-{case.tasks}x{case.shots}.txt"
+        table = profile.key_averages().table(sort_by=order, row_limit=50, max_name_column_width=100)
+        (context.folder / name).write_text(table)
+        print(f"{name}: {1000 * timing.times[-1]:.1f} ms", flush=True)
+
+
 def streams(context: Context) -> None:
     """Convolutions of all tasks at once; a call of PyTorch's for each task, on several streams; cuDNN's own choice."""
     cases = [case_of(context, name, *sizes, **best(context)) for name, sizes in VARIED.items()]
@@ -444,6 +462,7 @@ PARTS = (
     Part("streams", 1, 80, streams),
     Part("users", 1, 90, users),
     Part("methods", 1, 60, methods),
+    Part("profiles", 1, 60, profiles),
     Part("first", 2, 150, first_steps),
     Part("precisions", 2, 240, precisions),
     Part("tilings", 2, 120, tilings),
