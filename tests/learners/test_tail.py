@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -31,6 +32,14 @@ class Counting(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.into(x))
+
+
+class Layers(nn.Sequential):
+    """A module that is not quite an nn.Sequential."""
+
+
+def layers(kind: type[nn.Sequential] = nn.Sequential) -> nn.Sequential:
+    return kind(nn.Flatten(), nn.Linear(256, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 5))
 
 
 class Scaled(Counting):
@@ -87,6 +96,8 @@ def everything_again(patch: pytest.MonkeyPatch) -> None:
 NETS: dict[str, Callable[[], nn.Module]] = {
     "Conv4": lambda: gs.Conv4(filters=3, image=IMAGE),
     "ResNet12": lambda: gs.ResNet12(5, (3, 3, 3, 3), IMAGE),
+    "Sequential": layers,
+    "Layers": partial(layers, Layers),
     **{kind.__name__: kind for kind in (Counting, Scaled, Twice, Mixing)},
 }
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -104,9 +115,10 @@ def test_the_result_is_that_of_computing_all_in_every_step(
     torch.manual_seed(0)
     model = NETS[net]().double()
     batches = [batch(0), batch(1)] if net == "Conv4" else [batch(0), masked(1)]
+    last = ["3", "5"] if isinstance(model, nn.Sequential) else ["head"]
     ways = [
-        (gs.anil, {"head": "head"}),
-        (gs.maml_plus_plus, {"adapt": "head", "multi_step_epochs": 1}),  # batch norm has a gain for each step
+        (gs.anil, {"head": last[-1]}),
+        (gs.maml_plus_plus, {"adapt": last, "multi_step_epochs": 1}),  # batch norm has a gain for each step
     ]
     for make, more in ways:
         learner = make(model, steps=3, **OPTIONS[options], **more)  # type: ignore[operator]
@@ -126,6 +138,16 @@ def test_how_often_the_body_runs(kind: type[Counting], runs: int) -> None:
     learner.module.runs = 0  # type: ignore[assignment]
     learner.outer_loss(state, batch(1))
     assert learner.module.runs == runs
+
+
+@pytest.mark.parametrize(("kind", "runs"), [(nn.Sequential, 2), (Layers, 6)])
+def test_how_often_the_first_layers_run(kind: type[nn.Sequential], runs: int) -> None:
+    learner = gs.maml(layers(kind).double(), adapt=["3", "5"], steps=5)
+    state, seen = learner.init(), []
+    learner.outer_loss(state, batch(0))
+    learner.module[2].register_forward_hook(lambda *_: seen.append(1))  # type: ignore[index, operator]
+    learner.outer_loss(state, batch(1))
+    assert len(seen) == runs
 
 
 def test_maml_computes_all_in_every_step() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import takewhile
@@ -145,8 +145,9 @@ def given(x: Inputs, mask: Tensor | None = None) -> Given:
 class VmapBackend:
     """Any module, by PyTorch's operations.
 
-    The *tail* of a module is the submodule that has all adapted weights, such as the head in ANIL, if the module ends
-    with it. What comes into it is the same at every inner step: it is computed once for a batch of tasks.
+    The *tail* of a module is the submodule that has all adapted weights, such as the head in ANIL, or the last layers
+    of an `nn.Sequential`, if the module ends with it. What comes into it is the same at every inner step, and is
+    computed once for a batch of tasks.
 
     Args:
         any_layout: whether the inner rule accepts all weights as one vector. Then it gets them so, if they are of one
@@ -170,8 +171,8 @@ class VmapBackend:
         self._promotes = False  # whether activations may have another type than weights
         self._tied = _tied(module)
         self._has_run = self._keeps_apart = False  # what needs to be looked at once alone
-        self.tail = _owner_of_all(adapted)
-        self._ends_with_tail = None if self.tail and not self._tied else False  # None: nobody has looked yet
+        self.tail, self._tail, self._entrance = _tail(module, adapted)
+        self._ends_with_tail = False if self._tail is module or self._tied else None  # None: nobody has looked yet
 
     def start(self, params: Mapping[str, Tensor]) -> Weights:
         named = {name: params[name] for name in self.adapted if name in params}  # a task may have others of its own
@@ -230,13 +231,15 @@ class VmapBackend:
         return x.kept.into
 
     def _run_tail(self, fast: Mapping[str, Tensor], shared: Mapping[str, Tensor], given: Given, into: Tensor) -> Tensor:
-        tail, prefix = self.module.get_submodule(self.tail), f"{self.tail}."
-        common = {name.removeprefix(prefix): one for name, one in shared.items() if name.startswith(prefix)}
+        prefix = f"{self.tail}." if self.tail else ""
+        own_tensors = (*self._tail.named_parameters(), *self._tail.named_buffers())
+        names = {name: prefix + name for name, _ in own_tensors}
 
         def one_task(fast: Mapping[str, Tensor], into: Tensor, mask: Tensor | None) -> Tensor:
-            own = {name.removeprefix(prefix): one for name, one in fast.items()}
+            values = {**shared, **fast}
+            own = {name: values[whole] for name, whole in names.items() if whole in values}
             with _Replacing(self._functions_for(given, mask), self._promotes):
-                return functional_call(tail, {**common, **own}, (into,))
+                return functional_call(self._tail, own, (into,))
 
         return self._of_tasks(one_task, fast, given._replace(x=into))
 
@@ -275,8 +278,7 @@ class VmapBackend:
         def one_task(fast: Mapping[str, Tensor], x: Inputs, mask: Tensor | None) -> Any:
             replacing = _Replacing(self._functions_for(given, mask), self._promotes)
             watched = norms(self.module) if watch else {}
-            tail = self.module.get_submodule(self.tail) if catch else None
-            with replacing, _watching(watched, mask) as seen, _catching(tail) as caught:
+            with replacing, _watching(watched, mask) as seen, _catching(self._entrance if catch else None) as caught:
                 values = {**buffers, **shared, **fast}
                 values |= {name: values[first] for name, first in self._tied.items() if first in values}
                 after = dict(values)  # functional_call puts in what the module has then
@@ -486,10 +488,17 @@ def _watching(layers: Mapping[str, nn.Module], mask: Tensor | None) -> Iterator[
             hook.remove()
 
 
-def _owner_of_all(names: Iterable[str]) -> str:
-    """The smallest submodule that has all these weights; "" is the module itself."""
+def _tail(module: nn.Module, names: Sequence[str]) -> tuple[str, nn.Module, nn.Module]:
+    """The smallest submodule that has all these weights, without layers of an `nn.Sequential` before the first of them:
+    its name ("" is the module itself), it, and its first layer where it is an `nn.Sequential`."""
     steps = zip(*(name.split(".")[:-1] for name in names), strict=False)
-    return ".".join(step[0] for step in takewhile(lambda step: len(set(step)) == 1, steps))
+    name = ".".join(step[0] for step in takewhile(lambda step: len(set(step)) == 1, steps))
+    tail = module.get_submodule(name)
+    if type(tail) is not nn.Sequential or not names:
+        return name, tail, tail
+    layers = list(dict(tail.named_children()))
+    first = min(layers.index(weight.removeprefix(f"{name}.").partition(".")[0]) for weight in names)
+    return name, tail[first:] if first else tail, tail[first]
 
 
 def _depends(value: Tensor, leaves: list[Tensor]) -> bool:
