@@ -343,10 +343,10 @@ def test_the_share_of_operations_in_programs() -> None:
     class Fourier(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.head = nn.Linear(9, 5)
+            self.body, self.head = nn.Linear(16, 16), nn.Linear(9, 5)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.head(torch.fft.rfft(x.flatten(1)[:, :16]).real)
+            return self.head(torch.fft.rfft(self.body(x.flatten(1)[:, :16])).real)
 
     episodes = images(0)
     assert isinstance(episodes.support_x, Tensor)
