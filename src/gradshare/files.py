@@ -11,13 +11,13 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 from uuid import uuid4
 
 from gradshare.errors import UserError, short_repr
@@ -222,71 +222,48 @@ def record(kind: type[T], data: Any, where: str) -> T:
         gradshare.errors.UserError: points.json is damaged: x is '1', not a number
     """
     try:
-        value: T = reader(kind)(data, "it")  # type: ignore[arg-type]  # every class is hashable
+        return cast(T, parse(kind, data, "it"))
     except ValueError as error:
         raise UserError(f"{where} is damaged: {error}") from None
-    return value
 
 
-Reader = Callable[[Any, str], Any]  # a JSON value and its name; ValueError says what is wrong with it
-NAMES = {int: "a whole number", str: "text", bool: "true or false"}
+NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
+
+def parse(kind: Any, value: Any, name: str) -> Any:
+    """A JSON value as what a type hint says; ValueError, with the name of the value, if it is something else."""
+    if is_dataclass(kind):
+        return _parse_dataclass(kind, value, name)
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return None if value is None else parse(inner[0], value, name)
+    if origin is tuple and isinstance(value, list):
+        return tuple(parse(inner[0], one, f"a value of {name}") for one in value)
+    if origin is Literal:
+        wanted, valid = f"one of {', '.join(map(str, inner))}", value in inner
+    elif kind is float:
+        wanted, valid = NAMES[float], type(value) in (int, float) and abs(value) <= sys.float_info.max
+    else:
+        wanted, valid = NAMES.get(kind, "a list"), type(value) is kind
+    if not valid:
+        raise ValueError(f"{name} is {short_repr(value)}, not {wanted}")
+    return float(value) if kind is float else value
+
+
+def _parse_dataclass(kind: Any, value: Any, name: str) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is {short_repr(value)}, not a JSON object")
+    hints, required = _fields_of(kind)
+    if missing := required - value.keys():
+        raise ValueError(f"{name} has no {', '.join(sorted(missing))}")
+    return kind(**{field: parse(hint, value[field], field) for field, hint in hints.items() if field in value})
 
 
 @cache  # a report reads tens of thousands of lines
-def reader(kind: Any) -> Reader:
-    """What checks a JSON value by its type hint."""
-    if is_dataclass(kind):
-        return _dataclass_reader(kind)
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        read = reader(inner[0])
-        return lambda value, name: None if value is None else read(value, name)
-    if origin is tuple:
-        return _sequence_reader(reader(inner[0]))
-    if kind is float:
-        return _read_number
-    if origin is Literal:
-        return _checked(lambda value: value in inner, f"one of {', '.join(map(str, inner))}")
-    return _checked(lambda value: type(value) is kind, NAMES[kind])
-
-
-def _dataclass_reader(kind: Any) -> Reader:
-    hints = get_type_hints(kind)
-    readers = {field.name: reader(hints[field.name]) for field in fields(kind)}
-    required = {field.name for field in fields(kind) if field.default is MISSING}
-
-    def read(value: Any, name: str) -> Any:
-        if not isinstance(value, dict):
-            raise ValueError(f"{name} is {short_repr(value)}, not a JSON object")
-        if missing := required - value.keys():
-            raise ValueError(f"{name} has no {', '.join(sorted(missing))}")
-        return kind(**{name: read(value[name], name) for name, read in readers.items() if name in value})
-
-    return read
-
-
-def _sequence_reader(item: Reader) -> Reader:
-    def read(value: Any, name: str) -> Any:
-        if not isinstance(value, list):
-            raise ValueError(f"{name} is {short_repr(value)}, not a list")
-        return tuple(item(one, f"a value of {name}") for one in value)
-
-    return read
-
-
-def _read_number(value: Any, name: str) -> float:
-    if type(value) not in (int, float) or not -sys.float_info.max <= value <= sys.float_info.max:
-        raise ValueError(f"{name} is {short_repr(value)}, not a number")
-    return float(value)
-
-
-def _checked(valid: Callable[[Any], bool], wanted: str) -> Reader:
-    def read(value: Any, name: str) -> Any:
-        if not valid(value):
-            raise ValueError(f"{name} is {short_repr(value)}, not {wanted}")
-        return value
-
-    return read
+def _fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
+    """The type hint of every field, and the fields without a default."""
+    hints, own = get_type_hints(kind), fields(kind)
+    return {field.name: hints[field.name] for field in own}, {one.name for one in own if one.default is MISSING}
 
 
 def check_output(path: Path, beginning: bytes, kind: str) -> None:

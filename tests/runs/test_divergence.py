@@ -165,6 +165,6 @@ def test_without_any_finite_loss_it_is_null(tmp_path: Path) -> None:
 )
 def test_what_a_saturated_gate_means(gate: str, value: float, meaning: str) -> None:
     other = "lam" if gate == "m" else "m"
-    (found,) = saturated(Epoch(1, **{gate: (0.5, value), other: (0.011, 0.989)}))  # type: ignore[arg-type]
-    assert (found.gate, found.step) == (gate, 2) and meaning in str(found)
-    assert saturated(Epoch(1)) == []
+    found = saturated(Epoch(1, **{gate: (0.5, value), other: (0.011, 0.989)}))  # type: ignore[arg-type]
+    assert found.startswith(f"σ({'λ' if gate == 'lam' else 'm'}) of inner step 2 is") and meaning in found
+    assert saturated(Epoch(1)) == ""

@@ -247,10 +247,8 @@ def _gates(rows: list[tuple[float, ...] | None], folder: RunFolder) -> Floats | 
 
 
 def _saturated(lines: list[Epoch]) -> str:
-    for line in lines:
-        if found := saturated(line):
-            return f"since epoch {line.epoch}, {found[0]}"
-    return ""
+    found = ((line.epoch, saturated(line)) for line in lines)
+    return next((f"since epoch {epoch}, {gate}" for epoch, gate in found if gate), "")
 
 
 # Experiments and arms

@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from gradshare.errors import MOST, MOST_SEED, MOST_THREADS, UserError, check_range, short_repr
-from gradshare.files import add_checksum, reader, verify_checksum, written_by_newer
+from gradshare.files import add_checksum, parse, verify_checksum, written_by_newer
 from gradshare.learners.fingerprint import BUILT_IN
 from gradshare.method.variants import OWN, parse_inner, variant
 
@@ -178,7 +178,7 @@ ABOVE_ZERO = ("outer_lr", "inner_lr", "gates")
 def _check(name: str, kind: Any, value: Any) -> None:
     """Raise an error for a value of the wrong type, or out of range."""
     try:
-        reader(kind)(value, name)
+        parse(kind, value, name)
     except ValueError as error:
         raise UserError(str(error)) from None
     if name in ABOVE_ZERO and value <= 0:

@@ -294,7 +294,7 @@ class View:
             found = saturated(epoch)
             if found and name not in self.warned:
                 self.warned.add(name)
-                self.say(f"{name}: saturated after epoch {epoch.epoch}: {found[0]}")
+                self.say(f"{name}: saturated after epoch {epoch.epoch}: {found}")
 
 
 class RunView(View):

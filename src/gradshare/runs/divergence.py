@@ -8,7 +8,7 @@ docs/reliability.md has all the rules.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from gradshare.errors import UserError
 from gradshare.runs.records import Divergence, Epoch
@@ -85,18 +85,6 @@ def _words(leaf: str) -> str:
     return leaf.removeprefix("learned/sharing/")
 
 
-class Saturated(NamedTuple):
-    """A gate of an inner step that is practically constant."""
-
-    gate: str  # m or lam
-    step: int  # from 1
-    value: float
-
-    def __str__(self) -> str:
-        symbol = {"m": "σ(m)", "lam": "σ(λ)"}[self.gate]
-        return f"{symbol} of inner step {self.step} is {self.value:.3f}: {MEANINGS[self.gate, self.value >= OPEN]}"
-
-
 MEANINGS = {
     ("m", True): "the current batch overwrites the memory",
     ("m", False): "the memory takes in nothing new",
@@ -105,11 +93,10 @@ MEANINGS = {
 }
 
 
-def saturated(line: Epoch) -> list[Saturated]:
-    """The gates that are saturated after an epoch."""
-    return [
-        Saturated(gate, step, value)
-        for gate, values in (("m", line.m), ("lam", line.lam))
-        for step, value in enumerate(values or (), 1)
-        if value <= CLOSED or value >= OPEN
-    ]
+def saturated(line: Epoch) -> str:
+    """The first gate that is practically constant after an epoch, and what that means; "" if there is none."""
+    for gate, symbol, values in (("m", "σ(m)", line.m), ("lam", "σ(λ)", line.lam)):
+        for step, value in enumerate(values or (), 1):
+            if value <= CLOSED or value >= OPEN:
+                return f"{symbol} of inner step {step} is {value:.3f}: {MEANINGS[gate, value >= OPEN]}"
+    return ""
