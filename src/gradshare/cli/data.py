@@ -107,17 +107,7 @@ def import_data(
 
     started = time.monotonic()
     with stoppable("nothing is left of the import"), bar(f"importing {kind}", "images") as progress:
-        index, target = import_dataset(
-            kind,
-            paths,
-            transform,
-            name,
-            split_file=split_file,
-            seed=seed,
-            size=size,
-            replace=replace,
-            progress=progress,
-        )
+        index, target = import_dataset(kind, paths, transform, name, split_file, seed, size, replace, progress)
     seconds = time.monotonic() - started
     say(f"{target.name}: {_size(index)}; classes: {_classes(index)}; in {target}")
     say(f"{seconds:.1f} s, {index.images / seconds:.0f} images/s; to look at it: gradshare data show {target.name}")

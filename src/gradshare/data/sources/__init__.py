@@ -129,28 +129,15 @@ def missing(name: str) -> UserError:
 def import_dataset(
     kind: Kind,
     paths: Sequence[Path],
-    transform: Transform | None = None,
-    name: str | None = None,
-    *,
-    split_file: Path | None = None,
-    seed: int = 0,
-    size: int | None = None,
-    replace: bool = False,
-    progress: Progress = None,
+    transform: Transform | None,
+    name: str | None,
+    split_file: Path | None,
+    seed: int,
+    size: int | None,
+    replace: bool,
+    progress: Progress,
 ) -> tuple[Index, Path]:
-    """Import archives or folders as a data set in the data folder. Returns its index and its folder.
-
-    Args:
-        kind: `"cub"`, `"mini"`, `"omniglot"` or `"folder"`.
-        paths: the archive or the folder, or several that make up one data set.
-        transform: `"crop"` or `"resize"`; by default the one of the kind.
-        name: of the data set; by default the kind (for a folder its own name), and a transform that is not the default.
-        split_file: for a folder, the classes of each split.
-        seed: for a folder without splits, which random split.
-        size: pixels a side of the images in the data set; by default 84, or 28 for omniglot.
-        replace: replace a data set of that name, once the new one is complete.
-        progress: called with (images done, images in all).
-    """
+    """Import a data set into the data folder, as `gradshare data import` says; returns its index and its folder."""
     from gradshare.data.sources.importing import build
     from gradshare.data.store import data_folder, is_store
 
