@@ -496,7 +496,7 @@ def _tail(module: nn.Module, names: Sequence[str]) -> tuple[str, nn.Module, nn.M
     tail = module.get_submodule(name)
     if type(tail) is not nn.Sequential or not names:
         return name, tail, tail
-    layers = list(dict(tail.named_children()))
+    layers = list(tail._modules)  # named_children() leaves out a layer that comes twice
     first = min(layers.index(weight.removeprefix(f"{name}.").partition(".")[0]) for weight in names)
     return name, tail[first:] if first else tail, tail[first]
 
